@@ -1,0 +1,71 @@
+"""What the hot path knows of a tenant, made from the database once and cached: frozen, no models."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """Where a limit is counted."""
+
+    KEY = "key"
+    PROJECT = "project"
+    TENANT = "tenant"
+
+
+class Metric(StrEnum):
+    """What a limit counts. Per-minute metrics are token buckets; day and month are calendar windows."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"
+    OUTPUT_TOKENS_PER_MINUTE = "output_tokens_per_minute"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    TOKENS_PER_DAY = "tokens_per_day"
+    TOKENS_PER_MONTH = "tokens_per_month"
+    SPEND_PER_DAY = "spend_per_day"  # nano-units
+    SPEND_PER_MONTH = "spend_per_month"  # nano-units
+    SPEND_LIFETIME = "spend_lifetime"  # nano-units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One cap. `cap` 0 blocks; an unlimited metric has no `Limit` at all."""
+
+    scope: Scope
+    metric: Metric
+    cap: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRef:
+    """Names one immutable guardrail policy version."""
+
+    policy_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantContext:
+    """Everything steps 2-5 need of the caller. Resolved from an API key; cached by key digest.
+
+    `key_epoch` and `tenant_epoch` are checked inside the hold script, so a revoked key or a suspended tenant is
+    refused at once although this object may be cached. `allowed_models` None means every model.
+    """
+
+    tenant_id: str
+    tenant_name: str
+    project_id: str
+    api_key_id: str
+    key_epoch: int
+    tenant_epoch: int
+    scopes: frozenset[str]
+    allowed_models: frozenset[str] | None
+    limits: tuple[Limit, ...]
+    queued_max: int
+    max_tokens_default: int
+    max_tokens_cap: int | None
+    weight_milli: int
+    timezone: str
+    currency: str
+    policy: PolicyRef | None
+    evaluation_log: bool
+    cut_to_affordable: bool = False

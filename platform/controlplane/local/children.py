@@ -1,0 +1,237 @@
+"""Local mode: what a child process is, and how one is started and stopped. Called by the supervisor and the tests.
+
+Invariant: a child never outlives us. It leads its own process group, so Ctrl-C in the terminal reaches only
+the supervisor; the kernel sends it its stop signal when the supervisor dies (PR_SET_PDEATHSIG); and a file
+names it by pid and start time, so that what is left after all that is recognised without guessing.
+
+A pid alone is never signalled: `Identity` also compares the start time, because pids are reused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controlplane.local.paths import write_private
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# An idle group is looked at this often while it is given time to stop.
+_POLL_SECONDS = 0.05
+
+
+class NotReady(Exception):
+    """The child runs but does not serve yet; the text says what is missing."""
+
+
+Probe = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """One child process: what to run, how to see that it serves, how to stop it. Durations in seconds."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    probe: Probe
+    port: int | None = None
+    run_as: str | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_deadline: float = 10.0
+    ready_deadline: float = 60.0
+    # Run once after the child serves and before anything that needs it is started.
+    prepare: Callable[[], Awaitable[None]] | None = None
+    # A file of the child that names a process of its own: (role, path), e.g. a worker's engine.
+    reports: tuple[tuple[str, Path], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process that can be recognised later: its pid and the kernel's start time (clock ticks since boot)."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, *, pid: int) -> Identity | None:
+        """The identity of a running process, or None when there is none (a zombie counts as none)."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # The command in brackets may hold anything; fields are counted after the last bracket (proc(5)).
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else cls(pid=pid, started=int(fields[19]))
+
+    def is_running(self) -> bool:
+        """True while exactly this process runs."""
+        return Identity.of(pid=self.pid) == self
+
+    def signal_group(self, signum: signal.Signals) -> None:
+        """Signals its whole process group. A group that is gone is not an error."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return
+
+
+def die_with_parent(*, signum: int, parent: int) -> Callable[[], None]:
+    """A function to run in the child before exec: ask the kernel for `signum` when `parent` dies."""
+
+    def ask() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os._exit(1)
+
+    return ask
+
+
+def spawn(*, spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
+    """Starts the child in its own session, its output appended to `log`. Raises OSError when it cannot run.
+
+    Must be called from the main thread: the kernel ties PR_SET_PDEATHSIG to the thread that forks.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            spec.command,
+            cwd=spec.cwd,
+            env=dict(spec.env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=spec.run_as,
+            group=_group_of(spec.run_as),
+            extra_groups=None if spec.run_as is None else [],
+            preexec_fn=die_with_parent(signum=spec.stop_signal, parent=os.getpid()),
+        )
+
+
+def _group_of(user: str | None) -> int | None:
+    if user is None:
+        return None
+    import pwd  # noqa: PLC0415 - only where a user is changed
+
+    return pwd.getpwnam(user).pw_gid
+
+
+def is_group_alive(*, pgid: int) -> bool:
+    """True while any process of the group runs; a zombie that nobody reaped does not count."""
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[2]) == pgid and fields[0] not in "ZX":
+            return True
+    return False
+
+
+def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -> bool:
+    """Stops a group that may not be our child: signal, wait up to `deadline` seconds, then kill.
+
+    Returns True when it stopped by itself. Only the group of exactly this process is touched.
+    """
+    if not identity.is_running():
+        return True
+    pidfd = os.pidfd_open(identity.pid)
+    try:
+        identity.signal_group(signum)
+        ended, _, _ = select.select([pidfd], [], [], deadline)
+        if is_group_alive(pgid=identity.pid):
+            identity.signal_group(signal.SIGKILL)
+            select.select([pidfd], [], [], 5.0)
+        return bool(ended)
+    finally:
+        os.close(pidfd)
+
+
+def write_pid(*, path: Path, identity: Identity, signum: signal.Signals) -> None:
+    """Leaves the child's identity for a later supervisor."""
+    write_private(path, json.dumps({"pid": identity.pid, "started": identity.started, "signal": int(signum)}))
+
+
+def read_pid(*, path: Path) -> tuple[Identity, signal.Signals] | None:
+    """The identity in a pid file, or None when the file is gone or not one of ours."""
+    try:
+        found = json.loads(path.read_text())
+        identity = Identity(pid=int(found["pid"]), started=int(found["started"]))
+        return identity, signal.Signals(int(found["signal"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+class LocalServer:
+    """One child run by hand, without a supervisor: started, awaited, stopped. For the test fixtures."""
+
+    def __init__(self, *, spec: ChildSpec, log: Path) -> None:
+        self.spec = spec
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the child and waits until it serves. Raises NotReady with the end of its log."""
+        import asyncio  # noqa: PLC0415 - the supervisor has a loop of its own
+
+        process = self._process = spawn(spec=self.spec, log=self.log)
+        asyncio.run(self._await_ready(process))
+
+    async def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        reason = await wait_ready(spec=self.spec, has_ended=lambda: process.poll() is not None)
+        if reason is not None:
+            self.stop()
+            tail = self.log.read_text(errors="replace")[-2000:]
+            message = f"{self.spec.name} does not serve: {reason}\n{tail}"
+            raise NotReady(message)
+        if self.spec.prepare is not None:
+            await self.spec.prepare()
+
+    def stop(self) -> None:
+        """Stops the child and all of its group, by force after its deadline."""
+        process = self._process
+        if process is None:
+            return
+        identity = Identity.of(pid=process.pid)
+        if identity is not None:
+            stop_group(identity=identity, signum=self.spec.stop_signal, deadline=self.spec.stop_deadline)
+        process.wait(timeout=5)
+        self._process = None
+
+
+async def wait_ready(*, spec: ChildSpec, has_ended: Callable[[], bool]) -> str | None:
+    """Probes until the child serves. Returns None then, else why it does not: it ended, or its time is over."""
+    import asyncio  # noqa: PLC0415
+
+    reason = "it did not answer"
+    loop = asyncio.get_running_loop()
+    until = loop.time() + spec.ready_deadline
+    while loop.time() < until:
+        if has_ended():
+            return "it ended at once"
+        try:
+            async with asyncio.timeout(5):
+                await spec.probe()
+        except NotReady as error:
+            reason = str(error)
+        except (OSError, EOFError, TimeoutError) as error:
+            reason = f"no answer ({type(error).__name__})"
+        else:
+            return None
+        await asyncio.sleep(_POLL_SECONDS)
+    return f"{reason} within {spec.ready_deadline:.0f} s"

@@ -1,0 +1,102 @@
+"""Local mode: where its files lie. Called by every module of this package; makes no decision but names.
+
+Invariant: everything one clone writes lies under its `.weir/`; everything heavy that clones can share lies
+under the user's cache directory and is named by a hash of what it was made from. Two exceptions, each with a
+reason: Unix sockets move to a short path when the clone's is too long for the kernel, and a PostgreSQL
+cluster owned by root's stand-in user moves out of a home directory that this user cannot enter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+# sun_path holds 108 bytes; the longest socket name used below it has about 40.
+SOCKET_DIR_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files of one running platform. `root` is the clone, `state` its data directory."""
+
+    root: Path
+    state: Path
+
+    @classmethod
+    def of_clone(cls, root: Path | None = None) -> Layout:
+        """The layout of this clone: `.weir/` below it, or where WEIR_HOME points."""
+        clone = root or Path(__file__).resolve().parents[3]
+        chosen = os.environ.get("WEIR_HOME")
+        return cls(root=clone, state=Path(chosen).resolve() if chosen else clone / ".weir")
+
+    @property
+    def run(self) -> Path:
+        """Pid files and what children report about themselves."""
+        return self.state / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def data(self) -> Path:
+        return self.state / "data"
+
+    @property
+    def ports_file(self) -> Path:
+        return self.state / "ports.json"
+
+    @property
+    def secrets_file(self) -> Path:
+        return self.state / "secrets.json"
+
+    @property
+    def run_file(self) -> Path:
+        return self.state / "run.json"
+
+    @property
+    def demo_file(self) -> Path:
+        return self.state / "demo.json"
+
+    @property
+    def supervisor_file(self) -> Path:
+        return self.run / "supervisor.json"
+
+    @property
+    def digest(self) -> str:
+        """Eight characters that tell this state directory from another user's or another clone's."""
+        return hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
+
+    @property
+    def sockets(self) -> Path:
+        """A directory whose path is short enough for Unix sockets."""
+        if len(str(self.run)) <= SOCKET_DIR_MAX:
+            return self.run
+        return Path(tempfile.gettempdir()) / f"weir-{os.getuid()}-{self.digest}"
+
+    def make(self) -> None:
+        """Creates the directories. Raises OSError when the disk is full or the clone is read-only."""
+        self.state.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self.data.mkdir(mode=0o711, exist_ok=True)
+        for private in (self.run, self.logs, self.sockets):
+            private.mkdir(mode=0o700, exist_ok=True)
+
+
+def user_cache() -> Path:
+    """What clones of one user share: the engine's environment and the converted model."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "weir"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file of mode 0600 so that a reader sees the old or the new text, never half of one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(path)

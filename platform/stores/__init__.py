@@ -1,0 +1,1 @@
+"""How Weir talks to its stores: Redis and Lua, ClickHouse, objects, and the system's clock and random ids."""

@@ -1,0 +1,60 @@
+"""Fixtures of all tests: real stores, started once per session and only when a test asks.
+
+The addresses go into the environment here, while pytest loads its first conftest and before Django's
+settings are read (pytest-django reads them in `pytest_configure`). The servers start in the fixtures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from controlplane.local.testing import Stores
+from stores.redis import open_redis
+
+_STORES = Stores()
+_STORES.fill_environment()
+os.environ.setdefault("WEIR_SECRET", "a-root-secret-that-only-tests-use-0123456789")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+
+@pytest.fixture(scope="session")
+def stores() -> Iterator[Stores]:
+    """The stores of this session; stopped when it ends."""
+    yield _STORES
+    _STORES.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(stores: Stores) -> str:
+    """DATABASE_URL of a real PostgreSQL."""
+    return stores.postgres_url()
+
+
+@pytest.fixture(scope="session")
+def valkey_url(stores: Stores) -> str:
+    """REDIS_URL of a real Valkey; database 0 is emptied before each test that takes `redis`."""
+    return stores.valkey_url()
+
+
+@pytest.fixture(scope="session")
+def s3_url(stores: Stores) -> str:
+    """S3_URL of a real S3 server; its bucket exists."""
+    return stores.s3_url()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgres_url: str) -> None:
+    """Starts PostgreSQL before pytest-django makes its test database, and only then."""
+
+
+@pytest.fixture
+async def redis(valkey_url: str) -> AsyncIterator[Redis]:
+    """A client on an empty database, opened as every process of the platform opens one."""
+    client = open_redis(valkey_url)
+    await client.flushall()
+    yield client
+    await client.aclose()
