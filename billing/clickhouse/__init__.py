@@ -1,0 +1,1 @@
+"""Schema, migrations and queries of the usage tables in ClickHouse. No Django."""
