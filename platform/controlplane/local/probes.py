@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from controlplane.local.children import NotReady, Probe
@@ -24,7 +24,13 @@ async def _connect(port: int) -> AsyncIterator[Streams]:
     try:
         yield reader, writer
     finally:
-        writer.close()
+        await _close(writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):  # the other side was faster
+        await writer.wait_closed()
 
 
 def postgres(*, port: int, user: str) -> Probe:
@@ -93,7 +99,7 @@ def unix_socket(*, path: Path) -> Probe:
 
     async def probe() -> None:
         _, writer = await asyncio.open_unix_connection(str(path))
-        writer.close()
+        await _close(writer)
 
     return probe
 

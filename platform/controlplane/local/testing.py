@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from controlplane.local import stores
@@ -19,6 +21,7 @@ from controlplane.local.postgres import Cluster
 
 _PASSWORD = "only-for-tests"  # noqa: S105 - guards an empty database of one test run
 # Durability is not what these tests are about, and fsync is most of their time.
+_BUCKET = "weir-test"
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -32,10 +35,11 @@ class Stores:
         access, secret = "weirtest", "weirtestsecret"
         self._keys = (access, secret)
         self._urls = {
-            "postgres": os.environ.get("TEST_DATABASE_URL") or stores.postgres_url(port=ports[0], password=_PASSWORD),
+            "postgres": os.environ.get("TEST_DATABASE_URL")
+            or stores.postgres_url(port=ports[0], password=_PASSWORD),
             "valkey": os.environ.get("TEST_REDIS_URL") or stores.valkey_url(port=ports[1], password=None),
             "s3": os.environ.get("TEST_S3_URL")
-            or stores.s3_url(port=ports[2], access_key=access, secret_key=secret, bucket="weir-test"),
+            or stores.s3_url(port=ports[2], access_key=access, secret_key=secret, bucket=_BUCKET),
         }
         self._given = {
             "postgres": "TEST_DATABASE_URL" in os.environ,
@@ -58,7 +62,7 @@ class Stores:
         return self._ensure("valkey")
 
     def s3_url(self) -> str:
-        """S3_URL of an S3 server that runs; the bucket may not exist yet."""
+        """S3_URL of an S3 server that runs; its bucket exists."""
         return self._ensure("s3")
 
     def stop(self) -> None:
@@ -72,7 +76,9 @@ class Stores:
     def _ensure(self, name: str) -> str:
         if not self._given[name] and name not in self._servers:
             home = self._make_home()
-            server = LocalServer(spec=self._spec(name, home), log=home / f"{name}.log")
+            # Nobody wants the data afterwards, and SeaweedFS would take 15 s to stop in order.
+            spec = replace(self._spec(name, home), stop_signal=signal.SIGKILL)
+            server = LocalServer(spec=spec, log=home / f"{name}.log")
             self._servers[name] = server
             server.start()
         return self._urls[name]
@@ -86,7 +92,9 @@ class Stores:
     def _spec(self, name: str, home: Path) -> ChildSpec:
         ports = self._ports
         if name == "postgres":
-            cluster = Cluster.choose(wanted=home / "postgres", digest=home.name, password=_PASSWORD, settings=_FAST)
+            cluster = Cluster.choose(
+                wanted=home / "postgres", digest=home.name, password=_PASSWORD, settings=_FAST
+            )
             cluster.ensure_initialised()
             return stores.postgres(cluster=cluster, port=ports[0])
         if name == "valkey":
@@ -98,6 +106,7 @@ class Stores:
             ports=_s3_ports(ports[2:]),
             access_key=access,
             secret_key=secret,
+            bucket=_BUCKET,
         )
 
 
