@@ -1,4 +1,4 @@
-"""A served model as the platform knows it: read from the model's own files and the running engine, never from a form."""
+"""A served model as the platform knows it: read from its own files and the running engine, never from a form."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """One way to open Redis or Valkey, so that every client has the same timeouts, bounds and protocol.
 
-RESP2 and the default retry: with RESP3 redis-py hands out a connection that the server has closed (redis/redis-py#4252).
+RESP2 and the default retry: with RESP3 redis-py hands out a connection that the server closed (redis/redis-py#4252).
 The default retry can run a command twice, therefore every write of ours is a Lua script that is idempotent by an id.
 """
 

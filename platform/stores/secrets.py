@@ -1,4 +1,4 @@
-"""One root secret, a different key for each purpose (HKDF, RFC 5869): a token of one purpose is worthless for another."""
+"""One root secret, another key for each purpose (HKDF, RFC 5869): a token of one is worthless for another."""
 
 import hashlib
 import hmac

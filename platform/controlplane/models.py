@@ -1,0 +1,22 @@
+"""The catalogue: which models are offered, by which pool. How a model is configured comes from its running engine."""
+
+from django.db import models
+
+
+class ServedModel(models.Model):
+    """One model offered under one name. A pool serves one model with one engine configuration."""
+
+    name = models.SlugField(max_length=100, unique=True, help_text="The id that clients send as `model`.")
+    pool = models.SlugField(max_length=100, help_text="The queue whose workers serve it.")
+    tokenizer_dir = models.CharField(
+        max_length=500, help_text="Directory with tokenizer.json, tokenizer_config.json and config.json."
+    )
+    enabled = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name = "model"
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,21 @@
+"""URLs outside the inference routes: the admin console and the management API."""
+
+from django.contrib import admin
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView
+
+from controlplane import views
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("admin/requests/", admin.site.admin_view(views.recent_requests), name="recent_requests"),
+    path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
+    path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),
+    path("admin/engines/", admin.site.admin_view(views.engines), name="engines"),
+    path("admin/", admin.site.urls),
+    path("api/v1/", include("tenants.api.urls")),
+    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+]
+
+handler404 = "controlplane.views.not_found"
+handler500 = "controlplane.views.server_error"

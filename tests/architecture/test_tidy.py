@@ -1,0 +1,199 @@
+"""The style guide as tests: what a reviewer would have to say twice is said here once."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stores.lua import LuaScript
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("platform", "tenants", "workers", "safety", "billing", "infra")
+PURE = (
+    "platform/contracts",
+    "platform/fairqueue/policy.py",
+    "platform/fairqueue/model.py",
+    "tenants/limits/policy.py",
+    "safety/rules",
+    "billing/rating",
+)
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 500
+MONEY = re.compile(r"(cost|price|amount|balance|nano|spend)", re.IGNORECASE)
+
+
+def _tracked(*suffixes: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = (ROOT / name for name in sorted(set(listed.stdout.splitlines())))
+    return [path for path in paths if path.suffix in suffixes and path.is_file()]
+
+
+def _sources() -> list[Path]:
+    return [
+        path
+        for path in _tracked(".py")
+        if path.relative_to(ROOT).parts[0] in ROOMS and "migrations" not in path.relative_to(ROOT).parts
+    ]
+
+
+def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+class TestSize:
+    def test_no_function_is_longer_than_seventy_lines(self) -> None:
+        long = [
+            f"{_name(path)}:{function.lineno} {function.name} has {length} lines"
+            for path in [*_sources(), *_tracked(".py")]
+            for function in _functions(path)
+            if "migrations" not in path.parts
+            and (length := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+        ]
+        assert long == []
+
+    def test_no_module_is_longer_than_five_hundred_lines(self) -> None:
+        long = [
+            f"{_name(path)} has {lines} lines"
+            for path in _tracked(".py", ".lua")
+            if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MODULE_LINES_MAX
+        ]
+        assert long == []
+
+
+class TestNames:
+    def test_platform_is_a_source_root_and_never_a_package(self) -> None:
+        assert not (ROOT / "platform" / "__init__.py").exists()
+
+    def test_no_module_is_called_utils_or_helpers(self) -> None:
+        banned = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+        assert [_name(path) for path in _sources() if path.stem in banned] == []
+
+    def test_every_room_has_a_readme_that_states_its_invariants(self) -> None:
+        rooms = [ROOT / "platform" / name for name in ("contracts", "stores", "fairqueue", "gateway", "controlplane")]
+        rooms += [ROOT / name for name in ("tenants", "safety", "workers", "billing")]
+        missing = [
+            _name(room)
+            for room in rooms
+            if not (room / "README.md").is_file()
+            or "## Invariants" not in (room / "README.md").read_text(encoding="utf-8")
+        ]
+        assert missing == []
+
+    def test_decisions_are_numbered_without_gaps(self) -> None:
+        numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert numbers
+
+
+class TestLua:
+    @pytest.mark.parametrize("path", _tracked(".lua"), ids=_name)
+    def test_every_script_has_a_header_that_parses(self, path: Path) -> None:
+        assert LuaScript.load(path).name == path.name
+
+    def test_every_script_takes_its_clock_from_the_server(self) -> None:
+        wrong = [_name(path) for path in _tracked(".lua") if "os.time" in path.read_text(encoding="utf-8")]
+        assert wrong == []
+
+
+class TestPurity:
+    @pytest.mark.parametrize(
+        "path",
+        [path for path in _sources() if any(_name(path).startswith(prefix) for prefix in PURE)],
+        ids=_name,
+    )
+    def test_decision_modules_import_no_clock_randomness_or_store(self, path: Path) -> None:
+        banned = {
+            "time",
+            "random",
+            "secrets",
+            "os",
+            "socket",
+            "asyncio",
+            "redis",
+            "django",
+            "httpx",
+            "stores",
+            "pathlib",
+        }
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+        assert found & banned == set()
+
+    def test_no_float_is_near_money(self) -> None:
+        wrong = []
+        for path in _sources():
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                target, annotation = None, None
+                if isinstance(node, ast.AnnAssign):
+                    target, annotation = ast.unparse(node.target), ast.unparse(node.annotation)
+                elif isinstance(node, ast.arg) and node.annotation is not None:
+                    target, annotation = node.arg, ast.unparse(node.annotation)
+                elif isinstance(node, ast.Call) and ast.unparse(node.func) == "float" and node.args:
+                    target, annotation = ast.unparse(node.args[0]), "float"
+                if target and annotation and "float" in annotation and MONEY.search(target):
+                    wrong.append(f"{_name(path)}:{node.lineno} {target}")
+        assert wrong == []
+
+
+class TestThePlaceItRunsIn:
+    def test_no_file_names_a_path_of_one_machine(self) -> None:
+        home = re.compile(r"(/root/|/home/[a-z]+/|/work/|/opt/(wheels|pypi))")
+        wrong = [
+            f"{_name(path)}:{number}"
+            for path in _tracked(
+                ".py", ".lua", ".md", ".toml", ".txt", ".in", ".yml", ".yaml", ".sh", ".html", ".sql", ".js"
+            )
+            if path != Path(__file__).resolve()
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+            if home.search(line)
+        ]
+        assert wrong == []
+
+    def test_no_requirement_names_a_registry(self) -> None:
+        wrong = [
+            f"{_name(path)}:{number}"
+            for path in (ROOT / "requirements").iterdir()
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+            if "://" in line or line.startswith(("--index", "--extra-index", "--find-links", "-i "))
+        ]
+        assert wrong == []
+
+
+class TestErrors:
+    def test_every_error_has_its_own_code(self) -> None:
+        from contracts import errors
+
+        codes: dict[str, str] = {}
+        for name, kind in vars(errors).items():
+            if isinstance(kind, type) and issubclass(kind, errors.WeirError) and kind.__subclasses__() == []:
+                assert kind.code not in codes, f"{name} shares {kind.code} with {codes[kind.code]}"
+                codes[kind.code] = name
+        assert len(codes) >= 15
+
+    def test_every_error_is_drawn_in_the_tree(self) -> None:
+        from contracts import errors
+
+        drawn = errors.__doc__ or ""
+        leaves = [
+            name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.WeirError)
+        ]
+        assert [name for name in leaves if name not in drawn] == []
