@@ -1,0 +1,1 @@
+"""Step 1: HTTP in, OpenAI's shapes out."""

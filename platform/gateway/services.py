@@ -1,0 +1,147 @@
+"""Everything the gateway needs, as ports. Built once in `controlplane/wiring.py`; tests build it from real parts.
+
+Invariant: no module of this room opens a connection, reads a clock or loads a model by itself; it takes it from here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+
+from billing.clickhouse.shapes import RequestRow, UsagePage
+from contracts.clock import Clock
+from contracts.models import ModelCard
+from contracts.money import PriceCard
+from contracts.tenancy import PolicyRef
+from fairqueue.queue import FairQueue
+from gateway.stream.mailbox import Mailbox
+from gateway.tokenizer import PromptTokenizer
+from safety.engines.pool import ValidatorPool
+from safety.policy import CompiledPolicy
+from tenants.auth.resolve import Resolver
+from tenants.limits.buckets import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Knobs of one gateway with their defaults. Sizes that a client can see are in `gateway.edge.limits` instead."""
+
+    cors_origins: tuple[str, ...] = ()  # exact origins, or ("*",)
+    realtime_origins: tuple[str, ...] = ()  # browsers' Origin values let in; a client without Origin always is
+    heartbeat_seconds: float = 10.0
+    body_read_seconds: float = 30.0
+    admission_seconds: float = 15.0  # steps 2-5 together
+    queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
+    request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
+    hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
+    send_stall_seconds: float = 30.0  # one send that the client does not take
+    stream_buffer_bytes: int = 1_048_576  # waiting frames of one request
+    streams_max: int = 10_000  # open requests of one gateway
+    idempotency_ms: int = 24 * 3_600_000
+    worker_probe_seconds: float = 1.0
+    unavailable_retry_ms: int = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that can be asked for: its configuration on record and its own tokenizer."""
+
+    card: ModelCard
+    tokenizer: PromptTokenizer
+
+
+class Catalogue(Protocol):
+    """Served models, cached in the process."""
+
+    async def get(self, model: str) -> ServedModel:
+        """Raises contracts.errors.NotFound (code model_not_found)."""
+
+    async def list(self) -> list[ServedModel]:
+        """Every served model, in a stable order."""
+
+
+class Prices(Protocol):
+    async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
+        """The prices in force now; None = the model has none and is refused."""
+
+
+class Policies(Protocol):
+    async def get(self, ref: PolicyRef) -> CompiledPolicy:
+        """Raises contracts.errors.Unavailable when the policy cannot be loaded: the guard fails closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """The truth about revocation of one tenant, from PostgreSQL."""
+
+    keys: dict[str, int]
+    tenant: int
+
+
+class EpochSource(Protocol):
+    async def load(self, *, tenant_id: str) -> Epochs:
+        """Read after Redis lost the tenant's epochs. Raises contracts.errors.Unavailable."""
+
+
+class UsageReports(Protocol):
+    """Reports over ClickHouse; both raise contracts.errors.Unavailable when it is away."""
+
+    async def buckets(self, *, tenant_id: str, query: "UsageQuery") -> UsagePage:
+        """Raises contracts.errors.InvalidRequest naming the field."""
+
+    async def request(self, *, tenant_id: str, request_id: str) -> RequestRow | None:
+        """A metered request of this tenant; None when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageQuery:
+    """GET /v1/usage, parsed; times in milliseconds, half-open."""
+
+    start_ms: int
+    end_ms: int
+    bucket_width: str = "1d"
+    group_by: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    project_ids: tuple[str, ...] = ()
+    api_key_ids: tuple[str, ...] = ()
+    limit: int | None = None
+    page: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayServices:
+    """The ports of one gateway process. `run` belongs to the server's lifespan."""
+
+    gateway_id: str
+    clock: Clock
+    redis: Redis
+    mailbox: Mailbox
+    limits: Limits
+    queue_of: Callable[[str], FairQueue]  # by pool name; made on demand, kept
+    resolver: Resolver
+    epochs: EpochSource
+    catalogue: Catalogue
+    prices: Prices
+    policies: Policies
+    usage: UsageReports
+    cache_salt_secret: bytes  # stores.secrets.derive(secret, CACHE_SALT)
+    validators: ValidatorPool | None = None  # None = no rule may need one: a policy that does is refused
+    settings: GatewaySettings = field(default_factory=GatewaySettings)
+    background: tuple[Callable[[], Awaitable[Any]], ...] = ()  # loops that live as long as the server
+
+    async def run(self, *, started: asyncio.Event, stopping: asyncio.Event) -> None:
+        """Runs the mailbox and the background loops until `stopping`. Sets `started` once the mailbox is subscribed."""
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(self.mailbox.run())]
+            loops += [tasks.create_task(_forever(loop)) for loop in self.background]
+            await self.mailbox.subscribed.wait()
+            started.set()
+            await stopping.wait()
+            for loop in loops:
+                loop.cancel()
+
+
+async def _forever(loop: Callable[[], Awaitable[Any]]) -> None:
+    await loop()
