@@ -1,7 +1,7 @@
 """Fixtures of all tests: real stores, started once per session and only when a test asks.
 
-The addresses go into the environment here, while pytest loads its first conftest and before Django's
-settings are read (pytest-django reads them in `pytest_configure`). The servers start in the fixtures.
+The addresses are known, and in the environment, from here on; the servers start in the fixtures. pytest-django
+has read the settings by now, so what it took from the environment is read again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
+from controlplane.env import environment
 from controlplane.local.testing import Stores
 from stores.redis import open_redis
 
 _STORES = Stores()
 _STORES.fill_environment()
 os.environ.setdefault("WEIR_SECRET", "a-root-secret-that-only-tests-use-0123456789")
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+environment.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,13 @@ def s3_url(stores: Stores) -> str:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(postgres_url: str) -> None:
     """Starts PostgreSQL before pytest-django makes its test database, and only then."""
+    from django.conf import settings
+    from django.db import connections
+
+    from controlplane.settings import database_from_url
+
+    for given in (settings.DATABASES["default"], connections["default"].settings_dict):
+        given.update(database_from_url(postgres_url))
 
 
 @pytest.fixture
