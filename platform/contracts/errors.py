@@ -6,6 +6,7 @@ WeirError
 │   ├── AuthFailed              401  invalid_api_key
 │   ├── PermissionDenied        403  permission_denied
 │   ├── NotFound                404  not_found / model_not_found
+│   ├── MethodNotAllowed        405  method_not_allowed
 │   ├── Conflict                409  conflict
 │   ├── TooLarge                413  request_too_large
 │   ├── UnsupportedMedia        415  unsupported_media_type

@@ -1,4 +1,4 @@
-"""Django settings: one file, fed by `controlplane.env`. Production is a switch (WEIR_PRODUCTION=1), not a second file."""
+"""Django settings: one file, fed by `controlplane.env`. Production is a switch (WEIR_PRODUCTION=1)."""
 
 from typing import Any
 from urllib.parse import unquote, urlsplit
