@@ -1,0 +1,1 @@
+"""Step 3, LIMITS: one atomic hold over every limit of a key, its project and its tenant. No Django here."""
