@@ -1,0 +1,207 @@
+"""The operator's pages in the admin: recent requests with their nine-step timeline, usage, running engines.
+
+Reads only. What ClickHouse cannot answer right now is said on the page, never an error page.
+"""
+
+import datetime
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import UUID
+
+import orjson
+import redis as sync_redis
+from django.contrib import admin
+from django.contrib.auth.decorators import permission_required
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from tenants.models import Tenant
+
+from billing import selectors as usage_reports
+from billing.clickhouse.shapes import RequestRow, TimelineStep
+from contracts.models import ModelCard
+from contracts.money import text_from_nano
+from contracts.wire import decode
+from controlplane.env import environment
+from stores.clickhouse import ClickHouseUnavailable
+
+PAGE_ROWS = 50
+USAGE_DAYS = 7
+
+T = TypeVar("T")
+
+
+def home(request: HttpRequest) -> HttpResponse:
+    """The root sends a person to the console; programs use /v1 and /api."""
+    return redirect(reverse("admin:index"))
+
+
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """404 as the API speaks it, for any path that is not the console's."""
+    return _error(f"No such path: {request.path}", status=404, kind="invalid_request_error", code="not_found")
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500 without a traceback."""
+    return _error("Something went wrong on our side.", status=500, kind="api_error", code="internal_error")
+
+
+@permission_required("tenants.view_tenant", raise_exception=True)
+def recent_requests(request: HttpRequest) -> HttpResponse:
+    """The newest metered requests, one page of fifty, for all tenants or one (`?tenant=`), older by `?before=`."""
+    tenant = request.GET.get("tenant") or None
+    before = request.GET.get("before") or None
+    rows, problem = _answer(
+        lambda: usage_reports.recent_requests(tenant_id=tenant, limit=PAGE_ROWS, before=before), empty=[]
+    )
+    names = _tenant_names()
+    table = {
+        "headers": [
+            "Admitted",
+            "Request",
+            "Tenant",
+            "Model",
+            "Tokens in / cached / out",
+            "TTFT",
+            "ITL",
+            "Outcome",
+            "Cost",
+        ],
+        "rows": [_request_cells(row, names) for row in rows],
+    }
+    context = {
+        "title": "Recent requests",
+        "table": table,
+        "problem": problem,
+        "tenants": sorted(names.items(), key=lambda item: item[1]),
+        "tenant": tenant,
+        "older": rows[-1].cursor if len(rows) == PAGE_ROWS else None,
+    }
+    return _page(request, "recent_requests", context)
+
+
+@permission_required("tenants.view_tenant", raise_exception=True)
+def request_timeline(request: HttpRequest, request_id: UUID) -> HttpResponse:
+    """One request: its nine steps with the time of each, its counts and its bill."""
+    row, problem = _answer(lambda: usage_reports.request_row(request_id=str(request_id)), empty=None)
+    if row is None and problem is None:
+        raise Http404
+    longest = max((step.duration_us or 0 for step in row.timeline), default=0) if row else 0
+    steps = [_timed(step, longest) for step in row.timeline] if row else []
+    context = {
+        "title": f"Request {request_id}",
+        "row": row,
+        "steps": steps,
+        "problem": problem,
+        "tenant": _tenant_names().get(row.tenant_id, row.tenant_id) if row else "",
+        "admitted": _moment(row.admitted_at_ms) if row else "",
+    }
+    return _page(request, "request_timeline", context)
+
+
+@permission_required("tenants.view_tenant", raise_exception=True)
+def usage(request: HttpRequest) -> HttpResponse:
+    """Seven days of tokens and money by tenant, and how fast the answers came."""
+    end_ms = int(timezone.now().timestamp() * 1000)
+    start_ms = end_ms - USAGE_DAYS * 86_400_000
+    names = _tenant_names()
+    rows, problem = _answer(
+        lambda: [_usage_cells(key, name, start_ms, end_ms) for key, name in names.items()], empty=[]
+    )
+    speed, _ = _answer(lambda: usage_reports.latency_percentiles(start_ms=start_ms, end_ms=end_ms), empty=None)
+    headers = ["Tenant", "Requests", "Input tokens", "of them cached", "Output tokens", "Cost"]
+    context = {
+        "title": f"Usage of the last {USAGE_DAYS} days",
+        "table": {"headers": headers, "rows": rows},
+        "speed": speed,
+        "problem": problem,
+    }
+    return _page(request, "usage", context)
+
+
+@permission_required("tenants.view_tenant", raise_exception=True)
+def engines(request: HttpRequest) -> HttpResponse:
+    """The exact configuration of every running pool and the workers' last heartbeats, as they wrote them."""
+    client = sync_redis.Redis.from_url(environment().redis, socket_timeout=2, socket_connect_timeout=2)
+    cards: list[ModelCard] = []
+    workers: list[dict[str, Any]] = []
+    problem = None
+    try:
+        cards = [decode(ModelCard, raw) for raw in client.hgetall("w:models").values()]
+        workers = [_worker(client, key) for key in sorted(client.scan_iter("w:workers:*", count=500))]
+    except sync_redis.RedisError:
+        problem = "Redis does not answer; what runs cannot be shown."
+    finally:
+        client.close()
+    context = {"title": "Engines", "cards": cards, "workers": [w for w in workers if w], "problem": problem}
+    return _page(request, "engines", context)
+
+
+def _worker(client: "sync_redis.Redis", key: bytes) -> dict[str, Any]:
+    raw = client.get(key)
+    if not isinstance(raw, bytes):
+        return {}
+    return {"id": key.decode().removeprefix("w:workers:"), **orjson.loads(raw)}
+
+
+def _page(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+    return render(request, f"controlplane/{name}.html", {**admin.site.each_context(request), **context})
+
+
+def _answer(ask: Callable[[], T], *, empty: T) -> tuple[T, str | None]:
+    """The report, or `empty` with a sentence when ClickHouse is away."""
+    try:
+        return ask(), None
+    except ClickHouseUnavailable as error:
+        return empty, f"Usage cannot be read right now: {error}. Nothing is lost; it waits in the stream."
+
+
+def _tenant_names() -> dict[str, str]:
+    return {str(key): name for key, name in Tenant.objects.order_by("name").values_list("id", "name")}
+
+
+def _usage_cells(tenant_id: str, name: str, start_ms: int, end_ms: int) -> list[str]:
+    page = usage_reports.usage_buckets(tenant_id=tenant_id, start_ms=start_ms, end_ms=end_ms, limit=USAGE_DAYS + 1)
+    results = [result for bucket in page.buckets for result in bucket.results]
+    cost = sum(result.cost_nano for result in results)
+    currency = next((result.currency for result in results), "")
+    totals = [
+        sum(result.requests for result in results),
+        sum(result.input_tokens for result in results),
+        sum(result.cached_tokens for result in results),
+        sum(result.output_tokens for result in results),
+    ]
+    return [name, *(f"{total:,}" for total in totals), f"{text_from_nano(cost)} {currency}".strip()]
+
+
+def _request_cells(row: RequestRow, names: dict[str, str]) -> list[str | SafeString]:
+    link = reverse("request_timeline", args=[row.request_id])
+    return [
+        _moment(row.admitted_at_ms),
+        format_html('<a class="text-primary-600 dark:text-primary-500" href="{}">…{}</a>', link, row.request_id[-12:]),
+        names.get(row.tenant_id, row.tenant_id),
+        row.model,
+        f"{row.prompt_tokens:,} / {row.cached_tokens:,} / {row.completion_tokens:,}",
+        f"{row.ttft_ms:,.0f} ms",
+        f"{row.itl_ms:,.1f} ms",
+        row.outcome + (f" ({row.error_code})" if row.error_code else ""),
+        f"{row.cost_text} {row.currency}",
+    ]
+
+
+def _timed(step: TimelineStep, longest_us: int) -> dict[str, Any]:
+    if step.duration_us is None:
+        return {"name": step.step, "time": "", "detail": step.detail, "percent": 0}
+    percent = round(100 * step.duration_us / longest_us) if longest_us else 0
+    return {"name": step.step, "time": f"{step.duration_us / 1000:,.2f} ms", "detail": step.detail, "percent": percent}
+
+
+def _moment(at_ms: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(at_ms / 1000, tz=datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _error(message: str, *, status: int, kind: str, code: str) -> JsonResponse:
+    return JsonResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
