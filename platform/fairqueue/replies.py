@@ -1,0 +1,154 @@
+"""Step 5, QUEUE: replies of the scripts as messages. Called by `queue` only. Pure.
+
+Invariant: a reply that is not of the documented shape raises here and goes no further.
+"""
+
+from typing import Any
+
+from contracts.errors import DeadlinePassed, QueueFull
+from contracts.jobs import Claim, Ticket, UsageRecord
+from contracts.outcomes import JobState
+from contracts.tokens import TokenCounts
+from contracts.wire import decode
+from fairqueue import policy
+from fairqueue.messages import (
+    Abort,
+    AbortReason,
+    Enqueued,
+    Final,
+    JobStatus,
+    LogSlice,
+    QueueDepths,
+    ReapReport,
+    ServiceRate,
+    StepReply,
+    Wait,
+    counts_of,
+    usage_from_stream,
+)
+from fairqueue.policy import RateWindow
+
+_FULL_TEXT = {
+    "blocked": "This tenant may not queue requests.",
+    "tenant": "This tenant has as many requests waiting as it may have.",
+    "pool": "The queue of this model is full.",
+    "bytes": "The queue of this model has no room for a request of this size.",
+}
+
+
+def enqueued(reply: list[Any]) -> Enqueued:
+    """Raises QueueFull, DeadlinePassed."""
+    kind = reply[0].decode()
+    if kind == "ok":
+        return Enqueued(position=reply[1], generation=reply[2], already=bool(reply[3]))
+    if kind == "full":
+        bound = reply[1].decode()
+        retry = policy.retry_after_ms(window=_window(reply[2:7]), tenants_waiting=reply[7], bound=bound)
+        raise QueueFull(_FULL_TEXT[bound], retry_after_ms=retry)
+    raise DeadlinePassed("The request came to the queue after its deadline, or after it was cancelled.")
+
+
+def claimed(reply: list[Any]) -> Claim | Wait:
+    if reply[0] == b"wait":
+        return Wait(until_ms=int(reply[1]) if reply[1] else None)
+    _, ticket, fence, attempt, log_length, queue_us, deaths, *counts = reply
+    prompt, cached, completion, reasoning = counts
+    return Claim(
+        ticket=decode(Ticket, ticket),
+        fence=fence.decode(),
+        attempt=attempt,
+        log_length=log_length,
+        queue_us=queue_us,
+        engine_deaths=deaths,
+        counts=TokenCounts(prompt=prompt, cached=cached, completion=completion, reasoning=reasoning),
+    )
+
+
+def stepped(reply: list[Any]) -> StepReply:
+    flat, stale = reply
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return StepReply(
+        aborts=[Abort(request_id=rid.decode(), reason=AbortReason(why.decode())) for rid, why in pairs],
+        stale=[rid.decode() for rid in stale],
+    )
+
+
+def reaped(reply: list[int]) -> ReapReport:
+    requeued, ended, expired, dead, wakes = reply
+    return ReapReport(requeued=requeued, ended=ended, expired=expired, dead_lettered=dead, wakes_passed=wakes)
+
+
+def log_slice(reply: list[Any] | None, *, after_seq: int) -> LogSlice | None:
+    if reply is None:
+        return None
+    state, epoch, final, frames = reply
+    return LogSlice(
+        frames=frames,
+        first_seq=after_seq + 1,
+        epoch=epoch.decode(),
+        state=JobState(state.decode()),
+        final=decode(Final, final) if final else None,
+    )
+
+
+def job_status(reply: list[Any] | None, *, request_id: str) -> JobStatus | None:
+    if reply is None:
+        return None
+    position, queued_us, flat = reply
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    ticket = decode(Ticket, fields[b"head"])
+    return JobStatus(
+        request_id=request_id,
+        state=JobState(fields[b"state"].decode()),
+        tenant_id=ticket.tenant_id,
+        position=position,
+        generation=int(fields[b"generation"]),
+        attempt=int(fields[b"attempt"]),
+        engine_deaths=int(fields[b"deaths"]),
+        lapses=int(fields[b"lapses"]),
+        counts=counts_of(fields),
+        last_seq=int(fields[b"last_seq"]),
+        queued_ms=queued_us // 1000,
+        worker_id=fields[b"worker"].decode(),
+        outcome=fields.get(b"outcome", b"").decode(),
+        error_code=fields.get(b"error", b"").decode(),
+        ticket=ticket,
+    )
+
+
+def usage_records(reply: list[list[bytes]]) -> list[UsageRecord]:
+    return [usage_from_stream(dict(zip(flat[::2], flat[1::2], strict=True))) for flat in reply]
+
+
+def queue_depths(reply: list[int]) -> QueueDepths:
+    waiting, waiting_bytes, tenants, running, unsettled, idle, dead, *_ = reply
+    return QueueDepths(
+        waiting=waiting,
+        waiting_bytes=waiting_bytes,
+        tenants_waiting=tenants,
+        running=running,
+        unsettled=unsettled,
+        idle_workers=idle,
+        dead_letters=dead,
+    )
+
+
+def service_rate(reply: list[int]) -> ServiceRate:
+    window = _window(reply[7:12])
+    return ServiceRate(
+        requests_per_1000s=policy.per_1000s(
+            current=window.requests, before=window.requests_before, into_ms=window.into_ms
+        ),
+        tokens_per_1000s=policy.per_1000s(current=window.tokens, before=window.tokens_before, into_ms=window.into_ms),
+    )
+
+
+def _window(figures: list[int]) -> RateWindow:
+    into_ms, requests, tokens, requests_before, tokens_before = figures
+    return RateWindow(
+        into_ms=into_ms,
+        requests=requests,
+        tokens=tokens,
+        requests_before=requests_before,
+        tokens_before=tokens_before,
+    )
