@@ -1,7 +1,7 @@
 """The logarithmic histogram of times between tokens: eight buckets an octave, so a percentile is within 4.5 %.
 
-Workers fill it (`bucket_of`), ClickHouse merges it (`sumMap`), reports read it (`percentile_us`). Invariant: histograms of
-any requests, tenants and hours add up bucket by bucket. Pure.
+Workers fill it (`bucket_of`), ClickHouse merges it (`sumMap`), reports read it (`percentile_us`). Invariant:
+histograms of any requests, tenants and hours add up bucket by bucket. Pure.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Prices as people write them (currency units per million tokens) and as requests carry them (nano-units per token).
 
-Called by the price book (`billing.models`, `billing.selectors`), never on the hot path. Invariant: a price moves in steps
-of 0.001 per million tokens, so its nano-units per token are whole and nothing is ever rounded here.
+Called by the price book (`billing.models`, `billing.selectors`), never on the hot path. Invariant: a price moves in
+steps of 0.001 per million tokens, so its nano-units per token are whole and nothing is ever rounded here.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class UnitPrice:
 
 
 def nano_per_token(per_million: Decimal) -> int:
-    """Whole nano-units per token of a price per million tokens. Raises PriceError when negative, too high or too fine."""
+    """Whole nano-units per token of a price per million. Raises PriceError when negative, too high or too fine."""
     if not per_million.is_finite() or not 0 <= per_million <= PRICE_MAX:
         raise PriceError(f"{per_million} per million tokens is not within 0 and {PRICE_MAX}")
     nano = per_million * NANO_PER_TOKEN_AT_ONE_PER_MILLION
