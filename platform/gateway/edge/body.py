@@ -1,0 +1,194 @@
+"""Reads one request body and parses it strictly. Step 1; called by the routes of `app.py`.
+
+Invariants: the size is counted after decompression and never passed in memory; the whole body arrives before a deadline;
+what JSON leaves open (doubled keys, NaN, unbounded integers, lone surrogates, depth) is refused here with 400, so that
+no later step meets it.
+"""
+
+import asyncio
+import json
+import math
+import zlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia, WeirError
+from gateway.edge import limits
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+_GZIP = 31  # zlib's window bits for a gzip container
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody is left to answer."""
+
+
+class BodyTimeout(WeirError):
+    """The body did not arrive in time."""
+
+    status, type, code = 408, "timeout_error", "request_timeout"
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], *, deadline_seconds: float) -> bytes:
+    """The decompressed body. Raises TooLarge, UnsupportedMedia, InvalidRequest, BodyTimeout, ClientGone."""
+    _check_content_type(headers.get(b"content-type", b""))
+    decoder = _decoder(headers.get(b"content-encoding", b""))
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > limits.BODY_BYTES_MAX:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            return await _collect(receive, decoder)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the request body did not arrive within {deadline_seconds:g} seconds") from error
+
+
+async def _collect(receive: Receive, decoder: "_Gzip | None") -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        if decoder is not None:
+            chunk = decoder.feed(chunk, room=limits.BODY_BYTES_MAX - size)
+        size += len(chunk)
+        if size > limits.BODY_BYTES_MAX:
+            raise _too_large()
+        parts.append(chunk)
+        if not message.get("more_body", False):
+            if decoder is not None:
+                decoder.finish()
+            return b"".join(parts)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"the request body has more than {limits.BODY_BYTES_MAX} bytes")
+
+
+def _check_content_type(value: bytes) -> None:
+    kind, _, parameters = value.decode("latin-1").partition(";")
+    kind = kind.strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMedia("Content-Type must be application/json")
+    charset = parameters.strip().lower().replace('"', "").removeprefix("charset=")
+    if parameters.strip().lower().startswith("charset") and charset not in ("utf-8", "utf8"):
+        raise UnsupportedMedia("the body must be UTF-8")
+
+
+def _decoder(encoding: bytes) -> "_Gzip | None":
+    name = encoding.decode("latin-1").strip().lower()
+    if name in ("", "identity"):
+        return None
+    if name in ("gzip", "x-gzip"):
+        return _Gzip()
+    raise UnsupportedMedia("Content-Encoding must be identity or gzip")
+
+
+class _Gzip:
+    """One gzip member, inflated at most one byte past the room that is left."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(_GZIP)
+
+    def feed(self, data: bytes, *, room: int) -> bytes:
+        try:
+            return self._inflate.decompress(data, room + 1)
+        except zlib.error as error:
+            raise InvalidRequest("the body is not valid gzip", code="invalid_body") from error
+
+    def finish(self) -> None:
+        if not self._inflate.eof or self._inflate.unused_data:
+            raise InvalidRequest("the body is not one whole gzip member", code="invalid_body")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises InvalidRequest (code invalid_json, or the field in `param`)."""
+    try:
+        source = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
+    try:
+        document = _DECODER.decode(source)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise InvalidRequest(f"the body is not JSON: {error.msg} ({place})", code="invalid_json") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    if not isinstance(document, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    if body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH_MAX or b"\\u" in body:
+        _inspect(document)
+    return document
+
+
+def _too_deep(param: str | None = None) -> InvalidRequest:
+    message = f"the body nests deeper than {limits.JSON_DEPTH_MAX} levels"
+    return InvalidRequest(message, param=param, code="nesting_too_deep")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        shown = twice.encode("utf-8", "replace").decode()[:64]
+        raise InvalidRequest(f"the field {shown} is given twice", param=shown, code="duplicate_key")
+    return result
+
+
+def _integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > limits.JSON_INTEGER_DIGITS_MAX or not -(2**63) <= int(digits) < 2**63:
+        raise InvalidRequest("an integer in the body does not fit in 64 bits", code="integer_out_of_range")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise InvalidRequest("a number in the body is out of range", code="number_out_of_range")
+    return value
+
+
+def _constant(name: str) -> None:
+    raise InvalidRequest(f"{name} is not JSON", code="invalid_json")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant, strict=True
+)
+
+
+def _inspect(document: dict[str, Any]) -> None:
+    """Depth and lone surrogates of the whole document; iterative, so that depth costs no stack."""
+    pending: list[tuple[Any, str, int]] = [(document, "", 1)]
+    while pending:
+        value, path, depth = pending.pop()
+        if isinstance(value, str):
+            _check_surrogates(value, path)
+            continue
+        if depth > limits.JSON_DEPTH_MAX:
+            raise _too_deep(path.split(".")[0].split("[")[0] or None)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                _check_surrogates(key, path or "body")
+                if isinstance(item, str | dict | list):
+                    pending.append((item, f"{path}.{key}" if path else key, depth + 1))
+        else:
+            pending += [
+                (item, f"{path}[{index}]", depth + 1)
+                for index, item in enumerate(value)
+                if isinstance(item, str | dict | list)
+            ]
+
+
+def _check_surrogates(value: str, path: str) -> None:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{path} holds half of a surrogate pair, which no UTF-8 text can", param=path, code="invalid_unicode"
+        ) from error

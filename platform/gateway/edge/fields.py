@@ -1,0 +1,122 @@
+"""Checks of single JSON values. Step 1; called by the field tables of `schema.py`, `messages.py` and `json_schema.py`.
+
+A `Check` takes a value and its path, returns the value as the engine will get it, and raises InvalidRequest with the
+path in `param`. Invariant: strict types (true is no number, "1" is no integer), so what passes is what the engine reads.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from contracts.errors import InvalidRequest
+
+Check = Callable[[Any, str], Any]
+
+
+def wrong(param: str, message: str, *, code: str = "invalid_value") -> InvalidRequest:
+    """The refusal of one field; the message begins with its path."""
+    return InvalidRequest(f"{param}: {message}", param=param, code=code)
+
+
+def boolean(value: Any, param: str) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(param, "must be true or false", code="invalid_type")
+    return value
+
+
+def integer(low: int, high: int) -> Check:
+    """An integer within low and high, both included."""
+
+    def check(value: Any, param: str) -> int:
+        if type(value) is not int:
+            raise wrong(param, "must be an integer", code="invalid_type")
+        if not low <= value <= high:
+            raise wrong(param, f"must be between {low} and {high}")
+        return value
+
+    return check
+
+
+def number(low: float, high: float, *, above: bool = False) -> Check:
+    """A finite number within low and high; `above` leaves `low` itself out."""
+
+    def check(value: Any, param: str) -> float:
+        if type(value) not in (int, float):
+            raise wrong(param, "must be a number", code="invalid_type")
+        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+            raise wrong(param, f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}")
+        checked: float = value
+        return checked
+
+    return check
+
+
+def text(longest: int, *, shortest: int = 0) -> Check:
+    """A string of `shortest` to `longest` characters."""
+
+    def check(value: Any, param: str) -> str:
+        if not isinstance(value, str):
+            raise wrong(param, "must be a string", code="invalid_type")
+        if len(value) < shortest:
+            raise wrong(param, "must not be empty" if shortest == 1 else f"must have at least {shortest} characters")
+        if len(value) > longest:
+            raise wrong(param, f"must have at most {longest} characters, not {len(value)}", code="string_too_long")
+        return value
+
+    return check
+
+
+def one_of(*values: str) -> Check:
+    def check(value: Any, param: str) -> str:
+        if not isinstance(value, str) or value not in values:
+            raise wrong(param, f"must be one of {', '.join(values)}")
+        return value
+
+    return check
+
+
+def items(check_item: Check, *, most: int, least: int = 0) -> Check:
+    """An array of `least` to `most` items, each checked."""
+
+    def check(value: Any, param: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise wrong(param, "must be an array", code="invalid_type")
+        if not least <= len(value) <= most:
+            raise wrong(param, f"must have between {least} and {most} items, not {len(value)}", code="array_length")
+        return [check_item(item, f"{param}[{index}]") for index, item in enumerate(value)]
+
+    return check
+
+
+def mapping(value: Any, param: str) -> dict[str, Any]:
+    """A JSON object, unchecked inside."""
+    if not isinstance(value, dict):
+        raise wrong(param, "must be an object", code="invalid_type")
+    return value
+
+
+def only_keys(value: dict[str, Any], known: frozenset[str], param: str) -> None:
+    """Refuses keys that nothing here would read: they are never dropped silently."""
+    for key in value:
+        if key not in known:
+            raise wrong(f"{param}.{key}", "is not a known field", code="unknown_parameter")
+
+
+def refused(reason: str) -> Check:
+    """A field of the engine's or OpenAI's API that this platform does not take."""
+
+    def check(value: Any, param: str) -> Any:
+        raise wrong(param, f"is not accepted: {reason}", code="unsupported_parameter")
+
+    return check
+
+
+def only(*values: Any, reason: str) -> Check:
+    """A field that is accepted with its harmless values alone."""
+
+    def check(value: Any, param: str) -> Any:
+        if not any(type(value) is type(allowed) and value == allowed for allowed in values):
+            raise wrong(param, f"is not accepted: {reason}", code="unsupported_parameter")
+        return value
+
+    return check

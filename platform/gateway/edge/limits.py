@@ -1,0 +1,85 @@
+"""Every stated limit on what a client may send, in one place, as data. docs/limits.md is `render_limits()`.
+
+Invariant: no other module of the edge holds a number that a client can run into. All are checked before the queue.
+"""
+
+from dataclasses import dataclass
+
+_STATED: list["StatedLimit"] = []
+
+
+@dataclass(frozen=True, slots=True)
+class StatedLimit:
+    """One row of docs/limits.md."""
+
+    name: str
+    value: int
+    unit: str
+    about: str
+    refusal: str
+
+
+def _state(name: str, value: int, unit: str, about: str, refusal: str = "400, the field in `param`") -> int:
+    _STATED.append(StatedLimit(name, value, unit, about, refusal))
+    return value
+
+
+BODY_BYTES_MAX = _state(
+    "body_bytes", 4 * 1024 * 1024, "bytes", "request body, counted after decompression (gzip is accepted)", "413"
+)
+HEADER_BEARER_MAX = _state("bearer", 256, "characters", "API key in the Authorization header", "401")
+IDEMPOTENCY_KEY_MAX = _state("idempotency_key", 255, "characters", "Idempotency-Key header, printable ASCII")
+JSON_DEPTH_MAX = _state("json_depth", 64, "levels", "nesting of objects and arrays in the body")
+JSON_INTEGER_DIGITS_MAX = _state("json_integer", 19, "digits", "any integer in the body (and it must fit in 64 bits)")
+MODEL_NAME_MAX = _state("model", 128, "characters", "model name")
+MESSAGES_MAX = _state("messages", 2_048, "items", "messages of a chat")
+PARTS_MAX = _state("messages[].content", 256, "items", "text parts of one message")
+NAME_MAX = _state("messages[].name", 64, "characters", "name of a speaker, a tool or a schema")
+TOOL_CALLS_MAX = _state("messages[].tool_calls", 128, "items", "tool calls of one assistant message")
+TOOLS_MAX = _state("tools", 128, "items", "tools of one request")
+DESCRIPTION_MAX = _state("tools[].function.description", 8_192, "characters", "description of a tool or a schema")
+SCHEMA_BYTES_MAX = _state("schema_bytes", 65_536, "bytes", "one JSON schema (tool parameters or response_format)")
+SCHEMA_DEPTH_MAX = _state("schema_depth", 16, "levels", "nesting of schemas in one JSON schema")
+SCHEMA_NODES_MAX = _state("schema_nodes", 1_000, "schemas", "subschemas of one JSON schema")
+SCHEMA_ENUM_MAX = _state("schema_enum", 500, "items", "values of one enum")
+SCHEMA_PATTERN_MAX = _state("schema_pattern", 512, "characters", "a `pattern` in a JSON schema")
+SCHEMA_COUNT_MAX = _state("schema_count", 1_000, "", "minItems, maxItems, minLength, maxLength and {m,n} of a pattern")
+PROMPT_TOKEN_IDS_MAX = _state("prompt", 1_048_576, "token ids", "a completion prompt given as token ids")
+CHOICES_MAX = _state("n", 8, "choices", "choices of one request")
+TOP_LOGPROBS_MAX = _state("top_logprobs", 20, "tokens", "alternatives reported for each token")
+STOP_MAX = _state("stop", 16, "items", "stop strings")
+STOP_CHARS_MAX = _state("stop[]", 256, "characters", "one stop string")
+STOP_TOKEN_IDS_MAX = _state("stop_token_ids", 64, "items", "stop token ids")
+LOGIT_BIAS_MAX = _state("logit_bias", 1_024, "entries", "biased tokens, each in the model's vocabulary")
+ALLOWED_TOKEN_IDS_MAX = _state("allowed_token_ids", 4_096, "items", "allowed tokens, each in the model's vocabulary")
+BAD_WORDS_MAX = _state("bad_words", 64, "items", "words never generated")
+BAD_WORD_CHARS_MAX = _state("bad_words[]", 64, "characters", "one of them")
+END_USER_MAX = _state("user", 256, "characters", "the end user's id; only its hash is kept")
+REALTIME_FRAME_BYTES_MAX = _state("realtime_frame", 1_048_576, "bytes", "one WebSocket message", "close 4413")
+REALTIME_RESPONSES_MAX = _state("realtime_responses", 4, "responses", "open responses of one WebSocket", "error event")
+REALTIME_ITEMS_MAX = _state("realtime_items", 512, "items", "conversation items of one WebSocket", "error event")
+REQUEST_ID_MAX = _state("request_id", 64, "characters", "a request id in a path", "404")
+QUERY_BYTES_MAX = _state("query", 4_096, "bytes", "the query string of a URL", "400")
+QUERY_VALUES_MAX = _state("query_values", 100, "items", "values of one list in a query string")
+
+
+def stated_limits() -> tuple[StatedLimit, ...]:
+    return tuple(_STATED)
+
+
+def render_limits() -> str:
+    """docs/limits.md, whole."""
+    lines = [
+        "# Limits",
+        "",
+        "Generated from `platform/gateway/edge/limits.py`. Each is checked before a request is queued; a request over",
+        "one of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's own",
+        "limits (requests, tokens, money, concurrency, queue), come on top.",
+        "",
+        "| limit | value | about | answer |",
+        "|---|---|---|---|",
+    ]
+    for row in _STATED:
+        unit = f" {row.unit}" if row.unit else ""
+        lines.append(f"| `{row.name}` | {row.value:,}{unit} | {row.about} | {row.refusal} |")
+    return "\n".join(lines) + "\n"

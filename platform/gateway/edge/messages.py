@@ -1,0 +1,162 @@
+"""Messages and tools of a chat: checked once, brought into one form, which is then guarded, counted and sent. Step 1.
+
+Invariant: text only. A part, role or field that the template or the guard would not see is refused, never dropped; so
+what the guard read is what the engine gets. An explicit null is the same as an absent field.
+"""
+
+from typing import Any
+
+from contracts.errors import InvalidRequest
+from gateway.edge import limits
+from gateway.edge.fields import boolean, items, mapping, one_of, only_keys, text, wrong
+from gateway.edge.json_schema import check_json_text, check_schema
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_EMPTY_ONLY = ("refusal", "audio", "function_call", "annotations")  # what SDKs echo back from an answer
+_FIELDS: dict[str, frozenset[str]] = {
+    role: frozenset({"role", "content", "name"}) for role in ("system", "developer", "user")
+} | {
+    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning", "reasoning_content", *_EMPTY_ONLY}),
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
+}
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+_role = one_of(*_ROLES)
+_body_text = text(limits.BODY_BYTES_MAX)
+_short = text(limits.NAME_MAX, shortest=1)
+
+
+def check_messages(value: Any, param: str) -> list[dict[str, Any]]:
+    """A chat's messages. Raises InvalidRequest with the path of what is wrong."""
+    return items(_check_message, most=limits.MESSAGES_MAX, least=1)(value, param)
+
+
+def _check_message(value: Any, param: str) -> dict[str, Any]:
+    given = {key: item for key, item in mapping(value, param).items() if item is not None}
+    role = _role(given.get("role"), f"{param}.role")
+    only_keys(given, _FIELDS[role], param)
+    message: dict[str, Any] = {"role": role}
+    if "content" in given:
+        message["content"] = _check_content(given["content"], f"{param}.content")
+    if "name" in given:
+        message["name"] = _short(given["name"], f"{param}.name")
+    if role == "assistant":
+        _check_assistant(given, message, param)
+    elif "content" not in message:
+        raise wrong(f"{param}.content", "is missing", code="missing_field")
+    if role == "tool":
+        message["tool_call_id"] = _short(given.get("tool_call_id"), f"{param}.tool_call_id")
+    return message
+
+
+def _check_assistant(given: dict[str, Any], message: dict[str, Any], param: str) -> None:
+    for key in _EMPTY_ONLY:
+        if given.get(key):
+            raise wrong(f"{param}.{key}", "is not accepted: text and tool calls only", code="unsupported_parameter")
+    if given.get("tool_calls"):
+        check = items(_check_call, most=limits.TOOL_CALLS_MAX)
+        message["tool_calls"] = check(given["tool_calls"], f"{param}.tool_calls")
+    for key in ("reasoning", "reasoning_content"):
+        if key in given:
+            message[key] = _body_text(given[key], f"{param}.{key}")
+    if "content" not in message and "tool_calls" not in message:
+        raise wrong(f"{param}.content", "is missing (only a message with tool_calls may lack it)", code="missing_field")
+
+
+def _check_content(value: Any, param: str) -> str | list[dict[str, Any]]:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(param, "must be a string or an array of text parts", code="invalid_type")
+    return items(_check_part, most=limits.PARTS_MAX, least=1)(value, param)
+
+
+def _check_part(value: Any, param: str) -> dict[str, Any]:
+    part = mapping(value, param)
+    kind = part.get("type")
+    if kind != "text":
+        shown = kind[:32] if isinstance(kind, str) else "unknown"
+        raise InvalidRequest(
+            f"{param}.type: content of type {shown} is not accepted: this platform serves text only",
+            param=f"{param}.type",
+            code="unsupported_content",
+        )
+    only_keys(part, frozenset({"type", "text"}), param)
+    return {"type": "text", "text": _body_text(part.get("text"), f"{param}.text")}
+
+
+def _check_call(value: Any, param: str) -> dict[str, Any]:
+    call = mapping(value, param)
+    only_keys(call, frozenset({"id", "type", "function", "index"}), param)
+    function = mapping(call.get("function"), f"{param}.function")
+    only_keys(function, frozenset({"name", "arguments"}), f"{param}.function")
+    arguments = _body_text(function.get("arguments"), f"{param}.function.arguments")
+    if arguments:
+        check_json_text(arguments, f"{param}.function.arguments")
+    return {
+        "id": _short(call.get("id"), f"{param}.id"),
+        "type": one_of("function")(call.get("type", "function"), f"{param}.type"),
+        "function": {"name": _function_name(function.get("name"), f"{param}.function.name"), "arguments": arguments},
+    }
+
+
+def _function_name(value: Any, param: str) -> str:
+    name = _short(value, param)
+    if not _NAME_CHARACTERS.issuperset(name):
+        raise wrong(param, "may hold letters, digits, _ and - only")
+    checked: str = name
+    return checked
+
+
+def check_tools(value: Any, param: str) -> list[dict[str, Any]]:
+    """Function tools in the field order in which the engine shows them to the template; names are unique."""
+    tools = items(_check_tool, most=limits.TOOLS_MAX)(value, param)
+    names = [tool["function"]["name"] for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise wrong(f"{param}[{index}].function.name", "is given twice")
+    return tools
+
+
+def _check_tool(value: Any, param: str) -> dict[str, Any]:
+    tool = mapping(value, param)
+    only_keys(tool, frozenset({"type", "function"}), param)
+    one_of("function")(tool.get("type"), f"{param}.type")
+    given = mapping(tool.get("function"), f"{param}.function")
+    only_keys(given, frozenset({"name", "description", "parameters", "strict"}), f"{param}.function")
+    function: dict[str, Any] = {
+        "name": _function_name(given.get("name"), f"{param}.function.name"),
+        "description": None,
+        "parameters": None,
+    }
+    if given.get("description") is not None:
+        check = text(limits.DESCRIPTION_MAX)
+        function["description"] = check(given["description"], f"{param}.function.description")
+    if given.get("parameters") is not None:
+        function["parameters"] = check_schema(given["parameters"], f"{param}.function.parameters")
+    if given.get("strict") is not None:
+        function["strict"] = boolean(given["strict"], f"{param}.function.strict")
+    return {"type": "function", "function": function}
+
+
+def check_tool_choice(value: Any, param: str) -> str | dict[str, Any]:
+    """none, auto, required, or one named function; that it exists is checked against the tools."""
+    if isinstance(value, str):
+        return str(one_of("none", "auto", "required")(value, param))
+    choice = mapping(value, param)
+    only_keys(choice, frozenset({"type", "function"}), param)
+    one_of("function")(choice.get("type"), f"{param}.type")
+    function = mapping(choice.get("function"), f"{param}.function")
+    only_keys(function, frozenset({"name"}), f"{param}.function")
+    name = _function_name(function.get("name"), f"{param}.function.name")
+    return {"type": "function", "function": {"name": name}}
+
+
+def flatten(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Text parts as one string joined by line ends, as vLLM does for templates that want a string."""
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]

@@ -1,0 +1,314 @@
+"""The fields of POST /v1/chat/completions and /v1/completions, as tables. Step 1; called by the inference routes.
+
+Every field that the engine or OpenAI knows stands in a table: checked and passed on, read here, or refused with a reason.
+Any other field is refused with its name in `param`. Invariant: nothing a client sends is dropped silently, and an
+explicit null means the default. The bounds follow what has killed engines (vLLM's advisories), see docs/limits.md.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.errors import InvalidRequest
+from contracts.jobs import Endpoint
+from gateway.edge import limits
+from gateway.edge.fields import (
+    Check,
+    boolean,
+    integer,
+    items,
+    mapping,
+    number,
+    one_of,
+    only,
+    only_keys,
+    refused,
+    text,
+    wrong,
+)
+from gateway.edge.json_schema import check_schema
+from gateway.edge.messages import check_messages, check_tool_choice, check_tools
+
+INT64_MAX = 2**63 - 1
+_TOKEN_MAX = 2**31 - 1  # narrowed to the model's vocabulary in `check_vocabulary`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A checked request. `sampling` goes to the engine as it is; `prompt` is a text or token ids, for completions."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    include_usage: bool
+    choices: int
+    max_tokens: int | None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    prompt: str | list[int]
+    sampling: dict[str, Any]
+    end_user: str
+    continue_on_disconnect: bool
+
+
+def _check_stop(value: Any, param: str) -> list[str]:
+    one = text(limits.STOP_CHARS_MAX, shortest=1)
+    if isinstance(value, str):
+        return [one(value, param)]
+    stops: list[str] = items(one, most=limits.STOP_MAX)(value, param)
+    return stops
+
+
+def _check_logit_bias(value: Any, param: str) -> dict[str, float]:
+    given = mapping(value, param)
+    if len(given) > limits.LOGIT_BIAS_MAX:
+        raise wrong(param, f"must have at most {limits.LOGIT_BIAS_MAX} entries")
+    bias = number(-100, 100)
+    for token in given:
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise wrong(f"{param}.{token[:32]}", "is not a token id")
+    return {str(int(token)): bias(amount, f"{param}.{token}") for token, amount in given.items()}
+
+
+def _check_response_format(value: Any, param: str) -> dict[str, Any]:
+    given = mapping(value, param)
+    kind = one_of("text", "json_object", "json_schema")(given.get("type"), f"{param}.type")
+    only_keys(given, frozenset({"type", "json_schema"} if kind == "json_schema" else {"type"}), param)
+    if kind != "json_schema":
+        return {"type": kind}
+    where = f"{param}.json_schema"
+    inner = {key: item for key, item in mapping(given.get("json_schema"), where).items() if item is not None}
+    only_keys(inner, frozenset({"name", "description", "schema", "strict"}), where)
+    checked: dict[str, Any] = {
+        "name": text(limits.NAME_MAX, shortest=1)(inner.get("name"), f"{where}.name"),
+        "schema": check_schema(inner.get("schema"), f"{where}.schema"),
+    }
+    if "description" in inner:
+        checked["description"] = text(limits.DESCRIPTION_MAX)(inner["description"], f"{where}.description")
+    if "strict" in inner:
+        checked["strict"] = boolean(inner["strict"], f"{where}.strict")
+    return {"type": kind, "json_schema": checked}
+
+
+def _check_prompt(value: Any, param: str) -> str | list[int]:
+    """One prompt: a string, token ids, or an array that holds one of these."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value, param = value[0], f"{param}[0]"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
+        raise wrong(param, "must be one prompt; send one request for each", code="unsupported_value")
+    ids: list[int] = items(integer(0, _TOKEN_MAX), most=limits.PROMPT_TOKEN_IDS_MAX, least=1)(value, param)
+    return ids
+
+
+def _check_stream_options(value: Any, param: str) -> dict[str, Any]:
+    given = mapping(value, param)
+    only_keys(given, frozenset({"include_usage", "include_obfuscation"}), param)
+    only(None, False, reason="streams are not padded here")(
+        given.get("include_obfuscation"), f"{param}.include_obfuscation"
+    )
+    if given.get("include_usage") is not None:
+        boolean(given["include_usage"], f"{param}.include_usage")
+    return given
+
+
+_token_ids = integer(0, _TOKEN_MAX)
+_tokens = integer(1, _TOKEN_MAX)
+
+# Checked, then passed to the engine under the same name.
+_SAMPLING: dict[str, Check] = {
+    "temperature": number(0, 2),
+    "top_p": number(0, 1, above=True),
+    "top_k": integer(-1, _TOKEN_MAX),
+    "min_p": number(0, 1),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "repetition_penalty": number(0, 10, above=True),
+    "seed": integer(-(2**63), INT64_MAX),
+    "stop": _check_stop,
+    "stop_token_ids": items(_token_ids, most=limits.STOP_TOKEN_IDS_MAX),
+    "include_stop_str_in_output": boolean,
+    "ignore_eos": boolean,
+    "min_tokens": integer(0, _TOKEN_MAX),
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "logit_bias": _check_logit_bias,
+    "allowed_token_ids": items(_token_ids, most=limits.ALLOWED_TOKEN_IDS_MAX, least=1),
+    "bad_words": items(text(limits.BAD_WORD_CHARS_MAX, shortest=1), most=limits.BAD_WORDS_MAX),
+    "response_format": _check_response_format,
+}
+_CHAT_SAMPLING: dict[str, Check] = {
+    **_SAMPLING,
+    "logprobs": boolean,
+    "top_logprobs": integer(0, limits.TOP_LOGPROBS_MAX),
+    "tool_choice": check_tool_choice,
+    "parallel_tool_calls": boolean,
+    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high"),
+    "include_reasoning": boolean,
+}
+_COMPLETION_SAMPLING: dict[str, Check] = {**_SAMPLING, "logprobs": integer(0, limits.TOP_LOGPROBS_MAX)}
+
+# Read here and not passed on under their own names.
+_READ: dict[str, Check] = {
+    "model": text(limits.MODEL_NAME_MAX, shortest=1),
+    "stream": boolean,
+    "stream_options": _check_stream_options,
+    "n": integer(1, limits.CHOICES_MAX),
+    "max_tokens": _tokens,
+    "user": text(limits.END_USER_MAX, shortest=1),
+    "safety_identifier": text(limits.END_USER_MAX, shortest=1),
+    "on_disconnect": one_of("cancel", "continue"),
+    "store": only(False, reason="answers are not stored for the client"),
+    "service_tier": only("auto", "default", reason="the tier follows from the API key's plan"),
+}
+_CHAT_READ: dict[str, Check] = {
+    **_READ,
+    "messages": check_messages,
+    "tools": check_tools,
+    "max_completion_tokens": _tokens,
+    "modalities": only(["text"], reason="this platform serves text only"),
+}
+_COMPLETION_READ: dict[str, Check] = {
+    **_READ,
+    "prompt": _check_prompt,
+    "best_of": integer(1, limits.CHOICES_MAX),
+    "echo": only(False, reason="the prompt is not sent back"),
+}
+
+_SERVER_SIDE = "the server sets it"
+_TEMPLATE = "prompts are rendered with the model's own template"
+_TEXT_ONLY = "this platform serves text only"
+_REFUSED: dict[str, str] = {
+    "cache_salt": f"{_SERVER_SIDE}, one for each tenant",
+    "kv_transfer_params": _SERVER_SIDE,
+    "priority": "the order follows from fair shares between tenants",
+    "request_id": _SERVER_SIDE,
+    "prompt_embeds": "prompts are text or token ids",
+    "chat_template": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE,
+    "add_generation_prompt": _TEMPLATE,
+    "continue_final_message": _TEMPLATE,
+    "add_special_tokens": _TEMPLATE,
+    "documents": _TEMPLATE,
+    "truncate_prompt_tokens": "a prompt is never cut silently",
+    "truncation_side": "a prompt is never cut silently",
+    "prompt_logprobs": "its work has no bound",
+    "prompt_logprobs_token_ids": "its work has no bound",
+    "logprob_token_ids": "ask for top_logprobs",
+    "use_beam_search": "sampling only",
+    "length_penalty": "sampling only",
+    "logits_processors": "no code runs in the engine for a client",
+    "vllm_xargs": "no code runs in the engine for a client",
+    "structured_outputs": "use response_format",
+    "guided_json": "use response_format",
+    "guided_regex": "use response_format",
+    "guided_choice": "use response_format",
+    "guided_grammar": "use response_format",
+    "return_tokens_as_token_ids": "answers carry text",
+    "return_token_ids": "answers carry text",
+    "suffix": "the served models do not fill in the middle",
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "media_io_kwargs": _TEXT_ONLY,
+    "audio": _TEXT_ONLY,
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "prediction": "decoding is the server's",
+    "web_search_options": "no tool runs on the server",
+    "metadata": "answers are not stored for the client",
+    "verbosity": "the served models do not know it",
+    "prompt_cache_key": "prefixes are found by their content",
+}
+
+_READERS = {Endpoint.CHAT: _CHAT_READ, Endpoint.COMPLETIONS: _COMPLETION_READ}
+_PASSED = {Endpoint.CHAT: _CHAT_SAMPLING, Endpoint.COMPLETIONS: _COMPLETION_SAMPLING}
+
+
+def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
+    """The request, checked field by field. Raises InvalidRequest with the field in `param`."""
+    readers, passed = _READERS[endpoint], _PASSED[endpoint]
+    read: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    for name, value in document.items():
+        if value is None and (name in readers or name in passed or name in _REFUSED):
+            continue
+        if name in passed:
+            sampling[name] = passed[name](value, name)
+        elif name in readers:
+            read[name] = readers[name](value, name)
+        elif name in _REFUSED:
+            refused(_REFUSED[name])(value, name)
+        else:
+            raise wrong(name[:64], "is not a field of this endpoint", code="unknown_parameter")
+    for name in ("model", "messages" if endpoint is Endpoint.CHAT else "prompt"):
+        if name not in read:
+            raise wrong(name, "is missing", code="missing_field")
+    _check_together(read, sampling, endpoint=endpoint)
+    options = read.get("stream_options") or {}
+    return Asked(
+        endpoint=endpoint,
+        model=read["model"],
+        stream=read.get("stream", False),
+        include_usage=bool(options.get("include_usage")),
+        choices=read.get("n", 1),
+        max_tokens=read.get("max_completion_tokens", read.get("max_tokens")),
+        messages=read.get("messages", []),
+        tools=read.get("tools", []),
+        prompt=read.get("prompt", ""),
+        sampling=sampling,
+        end_user=read.get("user") or read.get("safety_identifier") or "",
+        continue_on_disconnect=read.get("on_disconnect") == "continue",
+    )
+
+
+def _check_together(read: dict[str, Any], sampling: dict[str, Any], *, endpoint: Endpoint) -> None:
+    """Rules over two fields."""
+    if "stream_options" in read and not read.get("stream"):
+        raise wrong("stream_options", "needs stream: true")
+    if read.get("best_of", read.get("n", 1)) != read.get("n", 1):
+        raise wrong("best_of", "must equal n: every choice is sent", code="unsupported_value")
+    if len({read[name] for name in ("max_tokens", "max_completion_tokens") if name in read}) > 1:
+        raise wrong("max_tokens", "differs from max_completion_tokens; send one of them")
+    if len({read[name] for name in ("user", "safety_identifier") if name in read}) > 1:
+        raise wrong("safety_identifier", "differs from user; send one of them")
+    most = read.get("max_completion_tokens", read.get("max_tokens"))
+    if most is not None and sampling.get("min_tokens", 0) > most:
+        raise wrong("min_tokens", f"must be at most max_tokens ({most})")
+    if endpoint is Endpoint.CHAT:
+        _check_chat_together(read, sampling)
+
+
+def _check_chat_together(read: dict[str, Any], sampling: dict[str, Any]) -> None:
+    if sampling.get("top_logprobs") and not sampling.get("logprobs"):
+        raise wrong("top_logprobs", "needs logprobs: true")
+    names = {tool["function"]["name"] for tool in read.get("tools", ())}
+    choice = sampling.get("tool_choice")
+    if choice is not None and choice != "none" and not names:
+        raise wrong("tool_choice", "needs tools")
+    if isinstance(choice, dict) and choice["function"]["name"] not in names:
+        raise wrong("tool_choice.function.name", "names no tool of this request")
+    if "parallel_tool_calls" in sampling and not names:
+        raise wrong("parallel_tool_calls", "needs tools")
+
+
+def check_vocabulary(asked: Asked, *, vocabulary: int) -> None:
+    """That every token id the client named exists in the model. Raises InvalidRequest."""
+    _within(vocabulary, "stop_token_ids", asked.sampling.get("stop_token_ids", ()))
+    _within(vocabulary, "allowed_token_ids", asked.sampling.get("allowed_token_ids", ()))
+    if isinstance(asked.prompt, list):
+        _within(vocabulary, "prompt", asked.prompt)
+    for token in asked.sampling.get("logit_bias", ()):
+        if int(token) >= vocabulary:
+            raise _unknown_token(vocabulary, f"logit_bias.{token}")
+    if asked.sampling.get("top_k", 0) > vocabulary:
+        raise wrong("top_k", f"must be at most {vocabulary}, the model's vocabulary")
+
+
+def _within(vocabulary: int, param: str, tokens: Iterable[int]) -> None:
+    for index, token in enumerate(tokens):
+        if token >= vocabulary:
+            raise _unknown_token(vocabulary, f"{param}[{index}]")
+
+
+def _unknown_token(vocabulary: int, param: str) -> InvalidRequest:
+    return wrong(param, f"is not in the model's vocabulary of {vocabulary} tokens", code="unknown_token")

@@ -1,0 +1,136 @@
+"""Released frames of one request: each once, in order, from the mailbox, with the log as the truth. Step 7.
+
+Called by `edge/answers.py` and `realtime.py`. Invariants: seq has no gap and no repeat whatever the mailbox lost,
+doubled or reordered; frames that do not continue what this reader was given (a failover that lost writes) raise
+`StreamDiverged` instead of being spliced in.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from contracts.errors import SlowReader, WorkerLost
+from fairqueue.messages import Ended, Final, LogSlice, Released
+from fairqueue.queue import FairQueue
+from gateway.stream.mailbox import Inbox, Signal
+
+LOG_PAGE_FRAMES = 512
+COMPARED_FRAMES = 16
+LOG_READ_SECONDS = 6.0
+
+
+class StreamDiverged(WorkerLost):
+    """The log does not continue what was sent: output was lost in a failover."""
+
+    code = "stream_diverged"
+
+
+class ClientLost(Exception):
+    """The client closed the connection while its request ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive frames; the seq of frame i is `first_seq + i`."""
+
+    epoch: str
+    first_seq: int
+    frames: list[bytes]
+
+
+class Relay:
+    """One reader's view of one request. `after_seq` = the last seq that the client already has."""
+
+    def __init__(self, *, queue: FairQueue, inbox: Inbox, after_seq: int = 0) -> None:
+        self._queue = queue
+        self._inbox = inbox
+        self._sent = after_seq
+        self._last: deque[bytes] = deque(maxlen=COMPARED_FRAMES)
+        self._epochs: set[str] = set()
+        self.epoch = ""
+        self.final: Final | None = None
+
+    async def batches(self, *, beat_seconds: float, from_log: bool) -> AsyncIterator[Batch | None]:
+        """Batches until the request's end, then `final` is set. None = nothing came for `beat_seconds`.
+
+        `from_log` reads what the log holds first (a resume or a repeated request). Raises StreamDiverged, SlowReader,
+        ClientLost, WorkerLost.
+        """
+        if from_log:
+            async for batch in self._catch_up():
+                yield batch
+        silent = 0
+        while self.final is None:
+            entry = await self._inbox.get(seconds=beat_seconds)
+            if entry is None:
+                silent += 1
+                yield None
+                if silent % 3 == 0:  # a message may have been lost without a trace: look, seldom
+                    async for batch in self._catch_up():
+                        yield batch
+                continue
+            silent = 0
+            async for batch in self._take(entry):
+                yield batch
+
+    async def _take(self, entry: Released | Ended | Signal) -> AsyncIterator[Batch]:
+        if entry is Signal.GONE:
+            raise ClientLost
+        if entry is Signal.OVERFLOW:
+            raise SlowReader("the client reads more slowly than the answer is made")
+        if isinstance(entry, Released) and self._continues(entry):
+            self._epochs.add(entry.epoch)
+            frames = entry.frames[self._sent + 1 - entry.first_seq :]
+            if frames:
+                yield self._advance(entry.epoch, frames)
+        elif isinstance(entry, Ended) and entry.last_seq == self._sent:
+            self.epoch = entry.epoch
+            self.final = entry.final
+        else:  # a gap, a resync, an end past what was seen, or a writer that may not continue what was sent
+            async for batch in self._catch_up():
+                yield batch
+
+    def _continues(self, entry: Released) -> bool:
+        """Whether an entry follows what was sent. A writer not seen before must begin right after it."""
+        if entry.epoch in self._epochs:
+            return entry.first_seq <= self._sent + 1
+        return entry.first_seq == self._sent + 1
+
+    def _advance(self, epoch: str, frames: list[bytes]) -> Batch:
+        batch = Batch(epoch=epoch, first_seq=self._sent + 1, frames=frames)
+        self._sent += len(frames)
+        self._last.extend(frames[-COMPARED_FRAMES:])
+        self.epoch = epoch
+        return batch
+
+    async def _catch_up(self) -> AsyncIterator[Batch]:
+        """Reads the log from where we are to its end; the frames just sent are read again and compared."""
+        while True:
+            piece = await self._read(after_seq=self._sent - len(self._last))
+            sent_again, fresh = piece.frames[: len(self._last)], piece.frames[len(self._last) :]
+            if sent_again != list(self._last):
+                raise StreamDiverged("output was lost in a failover; the log does not continue the answer")
+            self._epochs.add(piece.epoch)
+            if fresh:
+                yield self._advance(piece.epoch, fresh)
+            if len(piece.frames) >= LOG_PAGE_FRAMES:
+                continue
+            if piece.final is not None:
+                self.epoch = piece.epoch
+                self.final = piece.final
+            return
+
+    async def _read(self, *, after_seq: int) -> LogSlice:
+        try:
+            async with asyncio.timeout(LOG_READ_SECONDS):
+                piece = await self._queue.read_log(
+                    request_id=self._inbox.request_id, after_seq=after_seq, limit=LOG_PAGE_FRAMES
+                )
+        except (RedisError, OSError, TimeoutError) as error:
+            raise WorkerLost("the request's log cannot be read now; ask for its events again") from error
+        if piece is None:
+            raise WorkerLost("the queue no longer knows this request")
+        return piece

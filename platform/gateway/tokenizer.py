@@ -1,0 +1,192 @@
+"""Exact prompt tokens from the model's own files, as the engine counts them. Step 3's input; called by `admission.py`.
+
+The chat template renders in Jinja's immutable sandbox with the environment that `transformers` gives it
+(`apply_chat_template`), text parts are flattened as vLLM's `chat_utils` does, and the same `tokenizer.json` counts.
+Invariant: a client's text reaches a template as data only; the template is the model's own, never the client's.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+# Longer text is tokenised in a thread (the tokenizer releases the interpreter), so that no stream waits for it.
+OFF_LOOP_CHARACTERS = 16_384
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+
+class TemplateRefused(ValueError):
+    """The model's own template does not take these messages."""
+
+
+class TokenizerFilesError(ValueError):
+    """The model's folder lacks what a tokenizer needs."""
+
+
+@dataclass(frozen=True)
+class PromptTokenizer:
+    """`parts_as_text`: the template wants `content` as one string (vLLM's content format "string")."""
+
+    tokenizer: Tokenizer
+    template: jinja2.Template | None
+    special: dict[str, str]
+    parts_as_text: bool
+    sha256: str
+
+    @classmethod
+    def load(cls, folder: Path) -> "PromptTokenizer":
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises TokenizerFilesError."""
+        path = folder / "tokenizer.json"
+        try:
+            data = path.read_bytes()
+            tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TokenizerFilesError(f"{folder.name}: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        source = _template_source(folder, settings)
+        return cls(
+            tokenizer=tokenizer,
+            template=None if source is None else _ENVIRONMENT.from_string(source),
+            special=_special_tokens(settings),
+            parts_as_text=source is None or not _loops_over_content(source),
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
+        """The prompt's text. Raises TemplateRefused."""
+        if self.template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+        try:
+            return self.template.render(
+                messages=[_for_template(message) for message in messages],
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.special,
+            )
+        except SecurityError as error:
+            raise TemplateRefused("the messages are not what the model's template takes") from error
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise TemplateRefused(str(error)[:200] or "the messages are not what the model's template takes") from error
+
+    async def count_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> int:
+        """Tokens of a chat as the engine will see it. Raises TemplateRefused."""
+        if sum(_characters(message) for message in messages) <= OFF_LOOP_CHARACTERS:
+            return self._count(self.render(messages, tools), special=False)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_THREADS, lambda: self._count(self.render(messages, tools), special=False))
+
+    async def count_text(self, prompt: str) -> int:
+        """Tokens of a completion prompt, with the special tokens that the model's own post-processor adds."""
+        if len(prompt) <= OFF_LOOP_CHARACTERS:
+            return self._count(prompt, special=True)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_THREADS, lambda: self._count(prompt, special=True))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt given as token ids: what the guard reads."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def _count(self, text: str, *, special: bool) -> int:
+        return len(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+
+def _characters(message: dict[str, Any]) -> int:
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part["text"]) for part in content or ())
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM hands a message to the template: tool arguments as an object, no content as an empty string."""
+    shown = dict(message)
+    shown.setdefault("content", "")
+    if shown["content"] is None:
+        shown["content"] = ""
+    calls = message.get("tool_calls")
+    if calls:
+        shown["tool_calls"] = [_call_for_template(call) for call in calls]
+    return shown
+
+
+def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    try:
+        function["arguments"] = json.loads(function["arguments"]) if function.get("arguments") else {}
+    except ValueError as error:
+        raise TemplateRefused("the arguments of a tool call are not JSON") from error
+    return {**call, "function": function}
+
+
+def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """bos_token and the like; each may be a string or an object with `content`."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _loops_over_content(source: str) -> bool:
+    """Whether a template walks through the parts of `content` (vLLM's detection, for direct loops)."""
+    for loop in _ENVIRONMENT.parse(source).find_all(nodes.For):
+        target = loop.iter
+        while isinstance(target, nodes.Filter) and target.node is not None:
+            target = target.node
+        if isinstance(target, nodes.Getattr) and target.attr == "content":
+            return True
+        if isinstance(target, nodes.Getitem) and isinstance(target.arg, nodes.Const) and target.arg.value == "content":
+            return True
+    return False
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: FBT001, FBT002 - Jinja's
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+_ENVIRONMENT = _environment()
