@@ -1,0 +1,95 @@
+"""Local mode: the model the engine serves, converted once per user and checked by hash. Called by `manage.py up`.
+
+Invariant: a directory that `ensure_model` returns holds exactly the bytes that the committed manifest.json
+names. The manifest, the tokenizer and the configuration lie in infra/models/, so that the simulated engine
+and the gateway need no weights; the weights are made from the GGUF file in the engine environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from controlplane.local.paths import user_cache
+
+MODEL = "smollm2-135m-instruct"
+_CONVERSION_DEADLINE_SECONDS = 900
+
+
+class ModelFailed(Exception):
+    """The model cannot be used; the text says why and what to do."""
+
+
+def committed_directory(*, root: Path) -> Path:
+    """Tokenizer, chat template, configuration and manifest, without weights."""
+    return root / "infra" / "models" / MODEL
+
+
+def cached_directory(*, root: Path) -> Path:
+    """Where the converted model of this manifest lies, made or not."""
+    manifest = (committed_directory(root=root) / "manifest.json").read_bytes()
+    return user_cache() / "models" / f"{MODEL}-{hashlib.sha256(manifest).hexdigest()[:12]}"
+
+
+def ensure_model(*, root: Path, python: Path) -> tuple[Path, bool]:
+    """The converted model, made now if it is missing or damaged; True when it was made. Raises ModelFailed.
+
+    `python` is the engine environment's: only there are torch and transformers.
+    """
+    committed = committed_directory(root=root)
+    directory = cached_directory(root=root)
+    if find_damage(directory=directory, committed=committed) is None:
+        return directory, False
+    _convert(root=root, python=python, directory=directory)
+    damage = find_damage(directory=directory, committed=committed)
+    if damage is not None:
+        message = f"the converted model is not the one on record ({damage}); `make lock` may have changed its tools"
+        raise ModelFailed(message)
+    return directory, True
+
+
+def find_damage(*, directory: Path, committed: Path) -> str | None:
+    """What is wrong with a converted model, or None. A file is hashed again only when size or time changed."""
+    files: dict[str, str] = json.loads((committed / "manifest.json").read_text())["files"]
+    record = directory / ".verified.json"
+    try:
+        seen = json.loads(record.read_text())
+    except (FileNotFoundError, ValueError):
+        seen = {}
+    now: dict[str, list[int | str]] = {}
+    for name, digest in files.items():
+        path = directory / name
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return f"{name} is missing"
+        now[name] = [status.st_size, status.st_mtime_ns, digest]
+        if seen.get(name) != now[name] and _sha256(path) != digest:
+            return f"{name} has another hash"
+    if seen != now:
+        record.write_text(json.dumps(now))
+    return None
+
+
+def _convert(*, root: Path, python: Path, directory: Path) -> None:
+    done = subprocess.run(
+        [str(python), str(root / "infra" / "setup" / "convert_model.py"), str(directory)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_CONVERSION_DEADLINE_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        message = f"the model could not be converted:\n{done.stderr.strip()[-1500:]}"
+        raise ModelFailed(message)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
