@@ -1,0 +1,193 @@
+"""Ban lists: many words at once by Aho-Corasick (CACM 18(6), 1975), over the FOLDED form of the text.
+
+The library answers for whole texts; it does not say how far into a word a text ends, so the streaming automaton is
+built here from the same words. With `whole_words` a match is no part of a longer word: its neighbours are no word
+characters of a script that writes spaces.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ahocorasick
+
+from safety.rules.normalise import fold
+from safety.rules.port import Form, RuleError, Span
+
+WORDS_MAX = 10_000
+WORD_CHARS_MAX = 200
+LIST_CHARS_MAX = 200_000
+# Scripts written without spaces between words, or that glue endings on: every place there is a boundary.
+_UNSPACED = (
+    range(0x0E00, 0x0F00),
+    range(0x1000, 0x1200),
+    range(0x1780, 0x1800),
+    range(0x2E80, 0xA4D0),
+    range(0xAC00, 0xD7FC),
+    range(0xF900, 0xFB00),
+    range(0x20000, 0x323B0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BanList:
+    """`safety.rules.port.Automaton` of a word list. Node 0 is the root; `ends[node]` are lengths of words ending there."""
+
+    children: tuple[dict[str, int], ...]
+    fail: tuple[int, ...]
+    depth: tuple[int, ...]
+    ends: tuple[tuple[int, ...], ...]
+    longest: int
+    whole_words: bool
+    native: Any
+    form: Form = Form.FOLDED
+
+    def scanner(self) -> "BanScanner":
+        return BanScanner(self)
+
+    def can_start(self, char: str, /) -> bool:
+        return char in self.children[0]
+
+    def first(self, text: str, /) -> int | None:
+        for end, _ in self.native.iter(text):
+            return max(0, int(end) + 1 - self.longest)
+        return None
+
+    def follow(self, node: int, char: str) -> int:
+        while node and char not in self.children[node]:
+            node = self.fail[node]
+        return self.children[node].get(char, 0)
+
+
+def compile_ban_list(*, words: Iterable[str], whole_words: bool = True) -> BanList:
+    """The automaton of `words`. Raises RuleError for a word that folds to nothing and for a list out of bounds."""
+    folded = []
+    for word in words:
+        text = fold(word.strip())
+        if not text:
+            raise RuleError(f"the word {word!r} has nothing to see")
+        folded.append(text)
+    unique = sorted(set(folded))
+    if not unique or len(unique) > WORDS_MAX:
+        raise RuleError(f"a ban list has 1 to {WORDS_MAX} words")
+    if max(map(len, unique)) > WORD_CHARS_MAX or sum(map(len, unique)) > LIST_CHARS_MAX:
+        raise RuleError(f"a word has at most {WORD_CHARS_MAX} characters, a list {LIST_CHARS_MAX} in all")
+    children, depth, words_at = _trie(unique)
+    fail, ends = _links(children, words_at)
+    native = ahocorasick.Automaton(ahocorasick.STORE_INTS)
+    for word in unique:
+        native.add_word(word, len(word))
+    native.make_automaton()
+    longest = max(map(len, unique))
+    return BanList(tuple(children), tuple(fail), tuple(depth), ends, longest, whole_words, native)
+
+
+def _trie(words: Sequence[str]) -> tuple[list[dict[str, int]], list[int], dict[int, int]]:
+    children: list[dict[str, int]] = [{}]
+    depth = [0]
+    words_at: dict[int, int] = {}
+    for word in words:
+        node = 0
+        for char in word:
+            if char not in children[node]:
+                children[node][char] = len(children)
+                children.append({})
+                depth.append(depth[node] + 1)
+            node = children[node][char]
+        words_at[node] = len(word)
+    return children, depth, words_at
+
+
+def _links(children: list[dict[str, int]], words_at: dict[int, int]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    fail = [0] * len(children)
+    ends: list[tuple[int, ...]] = [()] * len(children)
+    queue = deque(children[0].values())
+    while queue:
+        node = queue.popleft()
+        own = (words_at[node],) if node in words_at else ()
+        ends[node] = own + ends[fail[node]]
+        for char, child in children[node].items():
+            queue.append(child)
+            link = fail[node]
+            while link and char not in children[link]:
+                link = fail[link]
+            fail[child] = children[link].get(char, 0)
+    return fail, tuple(ends)
+
+
+class BanScanner:
+    """`_chars` are the characters read since the scanner was idle, after one that came before (or "")."""
+
+    __slots__ = ("_chars", "_list", "_node", "_pending", "_positions")
+
+    def __init__(self, ban_list: BanList) -> None:
+        self._list = ban_list
+        self._node = 0
+        self._pending: list[Span] = []
+        self._chars: list[str] = []
+        self._positions: list[int] = []
+
+    def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
+        found: list[Span] = []
+        if self._pending:
+            found = [] if _is_word(char) and _is_word(previous) else self._pending
+            self._pending = []
+        if not self._chars:
+            self._chars.append(previous)
+            self._positions.append(position)
+        self._chars.append(char)
+        self._positions.append(position)
+        self._node = self._list.follow(self._node, char)
+        completed = [
+            Span(self._positions[-length], position + 1)
+            for length in self._list.ends[self._node]
+            if self._starts_word(length)
+        ]
+        if self._list.whole_words and _is_word(char):
+            self._pending = completed  # the next character tells whether the word ends here
+        else:
+            found.extend(completed)
+        self._trim()
+        return found
+
+    def finish(self) -> Sequence[Span]:
+        found, self._pending = self._pending, []
+        self._node = 0
+        self._trim()
+        return found
+
+    def held_from(self) -> int | None:
+        node = self._node
+        held: int | None = None
+        while node:
+            if self._list.children[node] and self._starts_word(self._list.depth[node]):
+                held = self._positions[-self._list.depth[node]]
+                break
+            node = self._list.fail[node]
+        if self._pending:
+            waiting = min(span.start for span in self._pending)
+            return waiting if held is None else min(held, waiting)
+        return held
+
+    def _starts_word(self, length: int) -> bool:
+        """Do the last `length` characters begin where a word may begin?"""
+        if not self._list.whole_words:
+            return True
+        return not (_is_word(self._chars[-length - 1]) and _is_word(self._chars[-length]))
+
+    def _trim(self) -> None:
+        depth = self._list.depth[self._node]
+        if not depth:
+            self._chars.clear()
+            self._positions.clear()
+        elif len(self._chars) > 4 * self._list.longest:
+            del self._chars[: -depth - 1]
+            del self._positions[: -depth - 1]
+
+
+def _is_word(char: str) -> bool:
+    if not char or not (char.isalnum() or char == "_"):
+        return False
+    code = ord(char)
+    return code < 0x0E00 or not any(code in script for script in _UNSPACED)

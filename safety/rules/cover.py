@@ -1,0 +1,95 @@
+"""Covered text: overlapping matches are one group, groups are replaced, and released text never goes past a doubt."""
+
+from dataclasses import dataclass
+
+from safety.rules.port import Span
+
+
+@dataclass(slots=True)
+class Group:
+    """Matches that overlap. `lead` is the (start, rule) of the leftmost, first in the policy: it names the replacement."""
+
+    start: int
+    end: int
+    lead: tuple[int, int]
+
+
+class Cover:
+    """What of one text is covered and how far it was released. Offsets are of the original text."""
+
+    __slots__ = ("_base", "_cursor", "_groups", "_open_end", "_text")
+
+    def __init__(self, *, offset: int = 0) -> None:
+        self._text = ""
+        self._base = offset
+        self._cursor = offset
+        self._open_end = offset
+        self._groups: list[Group] = []
+
+    def append(self, text: str) -> None:
+        self._text += text
+
+    def add(self, span: Span, *, rule: int) -> None:
+        """Cover `span`. What overlaps a group that was already replaced is swallowed by it."""
+        if span.start < self._open_end:
+            self._swallow(span.end)
+            return
+        group = Group(span.start, span.end, (span.start, rule))
+        apart = []
+        for other in self._groups:
+            if other.start < group.end and group.start < other.end:
+                group = Group(min(other.start, group.start), max(other.end, group.end), min(other.lead, group.lead))
+            else:
+                apart.append(other)
+        self._groups = sorted([*apart, group], key=lambda one: one.start)
+
+    def _swallow(self, end: int) -> None:
+        """Extend the replaced group; waiting groups it now reaches become part of it."""
+        self._open_end = max(self._open_end, end)
+        while self._groups and self._groups[0].start < self._open_end:
+            self._open_end = max(self._open_end, self._groups.pop(0).end)
+        self._cursor = max(self._cursor, self._open_end)
+
+    def release(self, floor: int, *, replacements: tuple[str, ...]) -> str:
+        """The text up to `floor`, with groups that begin before it replaced; what is covered beyond it never leaves."""
+        parts = []
+        while self._groups and self._groups[0].start < floor:
+            group = self._groups.pop(0)
+            parts.append(self._slice(self._cursor, group.start))
+            parts.append(replacements[group.lead[1]])
+            self._cursor = self._open_end = group.end
+        if self._cursor < floor:
+            parts.append(self._slice(self._cursor, floor))
+            self._cursor = floor
+        self._text = self._text[self._cursor - self._base :]
+        self._base = self._cursor
+        return "".join(parts)
+
+    def _slice(self, start: int, end: int) -> str:
+        return self._text[start - self._base : end - self._base]
+
+
+class Tally:
+    """Counts the groups of one rule, without keeping those that can no longer grow."""
+
+    __slots__ = ("_closed", "_open")
+
+    def __init__(self) -> None:
+        self._closed = 0
+        self._open: list[Span] = []
+
+    @property
+    def count(self) -> int:
+        return self._closed + len(self._open)
+
+    def add(self, span: Span, *, settled: int) -> None:
+        """`settled`: no further match begins before this offset."""
+        apart = []
+        for other in self._open:
+            if other.start < span.end and span.start < other.end:
+                span = Span(min(other.start, span.start), max(other.end, span.end))
+            elif other.end <= min(settled, span.start):
+                self._closed += 1
+            else:
+                apart.append(other)
+        self._open = [*apart, span]

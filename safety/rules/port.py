@@ -1,0 +1,60 @@
+"""What the window knows of a rule: automata that read characters and say what matched and what may still match.
+
+An automaton is compiled once and shared; a scanner is its state on one text. Offsets are those of the original text,
+in characters. A match is any substring the rule's language holds; overlapping matches make one hit, so what is
+covered does not depend on how the text was cut, on greed, or on the order of alternatives.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class RuleError(ValueError):
+    """The rule's configuration cannot be compiled; the message says what to write instead."""
+
+
+class Form(StrEnum):
+    """Which form of the text an automaton reads; see `safety.rules.normalise`."""
+
+    RAW = "raw"
+    COMPAT = "compat"
+    FOLDED = "folded"
+
+
+class Span(NamedTuple):
+    """Half-open range of characters of the original text."""
+
+    start: int
+    end: int
+
+
+class Scanner(Protocol):
+    """State of one automaton on one text. Positional arguments: this is the inner loop of every stream."""
+
+    def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
+        """Read one character (`previous` is "" at the beginning); the matches it completes."""
+
+    def finish(self) -> Sequence[Span]:
+        """The text has ended; matches that were waiting for the end."""
+
+    def held_from(self) -> int | None:
+        """Lowest offset that can still become part of a match, None when none can. Never decreases."""
+
+
+class Automaton(Protocol):
+    """A compiled, immutable matcher. `longest` is the length of its longest match in characters of its form."""
+
+    @property
+    def form(self) -> Form: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    def scanner(self) -> Scanner: ...
+
+    def can_start(self, char: str, /) -> bool:
+        """May a match begin with `char`? An idle scanner is woken only by such a character."""
+
+    def first(self, text: str, /) -> int | None:
+        """A lower bound for the start of the first match in a whole text of its form; None: there is none. Native code."""

@@ -1,0 +1,163 @@
+"""The state of one regular expression on one text: which starts are alive, and in which state of the automaton.
+
+Starts that reach the same state share its future, so only the earliest is kept, unless a cap on the length or a check
+of the matched text (a checksum) tells them apart.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from safety.rules.automaton import DEAD, Dfa
+from safety.rules.port import Span
+from safety.rules.syntax import Edge
+
+NOTHING: tuple[Span, ...] = ()
+
+
+def holds(edge: Edge, before: str, after: str) -> bool:
+    """Does the assertion hold between these characters? "" stands for the beginning or end of the text."""
+    if edge is Edge.BEGIN:
+        return not before
+    if edge is Edge.END:
+        return not after
+    return (is_word(before) != is_word(after)) is (edge is Edge.BOUNDARY)
+
+
+def is_word(char: str) -> bool:
+    """RE2's word character: ASCII letters, digits, underscore."""
+    return char != "" and char.isascii() and (char.isalnum() or char == "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """An automaton with the assertions at its ends, a cap in characters and a check of the matched text."""
+
+    dfa: Dfa
+    lead: tuple[Edge, ...]
+    trail: tuple[Edge, ...]
+    longest: int
+    capped: bool
+    check: Callable[[str], bool] | None
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.capped or self.check is not None
+
+
+class RegexScanner:
+    """Ordinals count the characters read since the scanner was idle; `_positions` maps them to the original text."""
+
+    __slots__ = ("_chars", "_language", "_last", "_live", "_ordinal", "_pending", "_positions")
+
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._live: dict[int, list[int]] = {}
+        self._pending: list[Span] = []
+        self._last = ""
+        self._rest()
+
+    def _rest(self) -> None:
+        self._ordinal = 0
+        self._chars: list[str] = []
+        self._positions: list[int] = []
+
+    def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
+        language = self._language
+        found: list[Span] = []
+        if self._pending:
+            found.extend(self._resolve(previous, char))
+        self._chars.append(char)
+        self._positions.append(position)
+        self._advance(char, starts=all(holds(edge, previous, char) for edge in language.lead))
+        completed = self._completed(position + 1)
+        if language.trail:
+            self._pending = completed
+        else:
+            found.extend(completed)
+        self._ordinal += 1
+        self._last = char
+        if not self._live:
+            self._rest()
+        elif len(self._chars) > 4 * language.longest:
+            self._trim()
+        return found
+
+    def finish(self) -> Sequence[Span]:
+        found = self._resolve(self._last, "") if self._pending else NOTHING
+        self._live.clear()
+        self._rest()
+        return found
+
+    def held_from(self) -> int | None:
+        low = min(starts[0] for starts in self._live.values()) if self._live else None
+        held = None if low is None else self._positions[low - self._base()]
+        if self._pending:
+            waiting = min(span.start for span in self._pending)
+            return waiting if held is None else min(held, waiting)
+        return held
+
+    def _base(self) -> int:
+        return self._ordinal - len(self._chars)
+
+    def _resolve(self, before: str, after: str) -> list[Span]:
+        pending, self._pending = self._pending, []
+        return pending if all(holds(edge, before, after) for edge in self._language.trail) else []
+
+    def _advance(self, char: str, *, starts: bool) -> None:
+        """Move every live start over `char` and drop those that died."""
+        dfa = self._language.dfa
+        column = dfa.class_of(char)
+        moved: dict[int, list[int]] = {}
+        for state, ordinals in self._live.items():
+            self._place(moved, dfa.table[state][column], ordinals)
+        if starts:
+            self._place(moved, dfa.table[0][column], [self._ordinal])
+        self._live = moved
+
+    def _place(self, moved: dict[int, list[int]], target: int, ordinals: list[int]) -> None:
+        if target == DEAD:
+            return
+        there = moved.get(target)
+        if there is None:
+            moved[target] = ordinals
+        elif not self._language.keeps_all:
+            there[0] = min(there[0], ordinals[0])
+        else:
+            there.extend(ordinals)
+            there.sort()
+
+    def _completed(self, end: int) -> list[Span]:
+        """Matches that end here; starts that cannot grow any more are let go."""
+        dfa = self._language.dfa
+        spans = []
+        for state in list(self._live):
+            ordinals = self._live[state]
+            if dfa.accepting[state]:
+                start = self._accepted(ordinals)
+                if start is not None:
+                    spans.append(Span(self._positions[start - self._ordinal - 1], end))
+            if self._language.capped and dfa.grows[state]:
+                ordinals = _from(ordinals, self._ordinal + 2 - self._language.longest)
+                self._live[state] = ordinals
+            if not dfa.grows[state] or not ordinals:
+                del self._live[state]
+        return spans
+
+    def _accepted(self, ordinals: list[int]) -> int | None:
+        check = self._language.check
+        if check is None:
+            return ordinals[0]
+        base = self._ordinal + 1 - len(self._chars)
+        text = "".join(self._chars)
+        return next((start for start in ordinals if check(text[start - base :])), None)
+
+    def _trim(self) -> None:
+        surplus = min(starts[0] for starts in self._live.values()) - self._base()
+        del self._chars[:surplus]
+        del self._positions[:surplus]
+
+
+def _from(ordinals: list[int], oldest: int) -> list[int]:
+    if ordinals[0] >= oldest:
+        return ordinals
+    return [ordinal for ordinal in ordinals if ordinal >= oldest]

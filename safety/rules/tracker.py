@@ -1,0 +1,148 @@
+"""Runs the automata of several rules over one text, character by character, waking only those a character concerns.
+
+`Plan` is compiled with the policy and shared; `Tracker` is one text (one channel of one request).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from safety.rules.normalise import shape
+from safety.rules.port import Automaton, Form, Scanner, Span
+
+CACHED_CHARS_MAX = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One automaton of the rule at index `rule`; `holds` says whether its unfinished matches hold text back."""
+
+    rule: int
+    holds: bool
+    automaton: Automaton
+
+
+class Hit(NamedTuple):
+    """A match of the rule at index `rule`."""
+
+    rule: int
+    span: Span
+
+
+class _FormPlan:
+    """Readers of one form, and which of them a character wakes."""
+
+    def __init__(self, form: Form, readers: Sequence[Reader]) -> None:
+        self.form = form
+        self.readers = tuple(readers)
+        self._wakes: dict[str, tuple[int, ...]] = {}
+
+    def wakes(self, char: str) -> tuple[int, ...]:
+        found = self._wakes.get(char)
+        if found is None:
+            found = tuple(i for i, reader in enumerate(self.readers) if reader.automaton.can_start(char))
+            if len(self._wakes) >= CACHED_CHARS_MAX:
+                self._wakes.clear()
+            self._wakes[char] = found
+        return found
+
+
+class Plan:
+    """Readers by the form they read."""
+
+    def __init__(self, readers: Iterable[Reader]) -> None:
+        self.readers = tuple(readers)
+        self.forms = tuple(
+            _FormPlan(form, group) for form in Form if (group := [r for r in self.readers if r.automaton.form is form])
+        )
+
+
+class _Track:
+    """The scanners of one form on one text. `held` maps an awake scanner to the offset it holds from."""
+
+    __slots__ = ("held", "plan", "previous", "scanners")
+
+    def __init__(self, plan: _FormPlan) -> None:
+        self.plan = plan
+        self.previous = ""
+        self.held: dict[int, int] = {}
+        self.scanners: dict[int, Scanner] = {}
+
+    def step(self, position: int, char: str, hits: list[Hit]) -> None:
+        woken = self.plan.wakes(char)
+        if woken or self.held:
+            for index in {*self.held, *woken} if woken else list(self.held):
+                scanner = self.scanners.get(index)
+                if scanner is None:
+                    scanner = self.scanners[index] = self.plan.readers[index].automaton.scanner()
+                spans = scanner.step(position, self.previous, char)
+                if spans:
+                    rule = self.plan.readers[index].rule
+                    hits.extend(Hit(rule, span) for span in spans)
+                low = scanner.held_from()
+                if low is None:
+                    self.held.pop(index, None)
+                else:
+                    self.held[index] = low
+        self.previous = char
+
+    def finish(self, hits: list[Hit]) -> None:
+        for index in self.held:
+            rule = self.plan.readers[index].rule
+            hits.extend(Hit(rule, span) for span in self.scanners[index].finish())
+        self.held.clear()
+
+
+class Tracker:
+    """`step` with each character in turn, then `finish`; `position` counts the characters read."""
+
+    __slots__ = ("_tracks", "position")
+
+    def __init__(self, plan: Plan, *, position: int = 0, before: str = "") -> None:
+        """`position` and `before` (the text before it) allow a beginning in the middle, where no match is alive."""
+        self.position = position
+        self._tracks = [_Track(form_plan) for form_plan in plan.forms]
+        for track in self._tracks:
+            track.previous = _last(before, track.plan.form)
+
+    def step(self, char: str) -> list[Hit]:
+        """The matches that `char` completes, in the order of the rules."""
+        hits: list[Hit] = []
+        for track in self._tracks:
+            for part in shape(char, track.plan.form):
+                track.step(self.position, part, hits)
+        self.position += 1
+        return hits
+
+    def finish(self) -> list[Hit]:
+        hits: list[Hit] = []
+        for track in self._tracks:
+            track.finish(hits)
+        return hits
+
+    def held_from(self) -> int:
+        """Everything before this offset is decided for the rules that hold text back."""
+        low = self.position
+        for track in self._tracks:
+            for index, held in track.held.items():
+                if held < low and track.plan.readers[index].holds:
+                    low = held
+        return low
+
+    def settled(self, rule: int) -> int:
+        """No further match of `rule` begins before this offset."""
+        low = self.position
+        for track in self._tracks:
+            for index, held in track.held.items():
+                if track.plan.readers[index].rule == rule:
+                    low = min(low, held)
+        return low
+
+
+def _last(text: str, form: Form) -> str:
+    """The last character of `text` in `form`, "" when it has none."""
+    for char in reversed(text):
+        shaped = shape(char, form)
+        if shaped:
+            return shaped[-1]
+    return ""
