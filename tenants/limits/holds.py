@@ -12,16 +12,15 @@ from contracts.tenancy import Limit
 
 
 class HoldState(StrEnum):
-    """Life of a hold: held → running → settled, or held → voided, or held → settled (ended while it waited)."""
+    """Life of a hold: held, running, settled; or held, voided; or held, settled (it ended while it waited)."""
 
     HELD = "held"
     RUNNING = "running"
     SETTLED = "settled"
     VOIDED = "voided"
-    LOST = "lost"  # the idempotency record outlived its hold: drive the enqueue on with the same request id
 
 
-class EpochUnknown(Exception):  # noqa: N818 - a state of the store, not an error to show
+class EpochUnknown(Exception):
     """The hold script cannot vouch for the key: its epochs are not in Redis, or the caller's context is older.
 
     What to do, once: load the context from PostgreSQL again (`Resolver.reload`), `Limits.set_epochs` with
@@ -86,7 +85,7 @@ class HoldHint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldGranted:
-    """Held in every limit. `output_tokens` is what may be generated over all choices (less than asked only by a cut)."""
+    """Held in every limit. `output_tokens` may be generated over all choices: less than asked only by a cut."""
 
     request_id: str
     admitted_at_ms: int
@@ -101,7 +100,8 @@ class HoldGranted:
 class HoldExisting:
     """This Idempotency-Key (or this request id) has been here: nothing new was held.
 
-    `body_matches` False → 422 for the client. A voided request does not stand here: its key is free again.
+    `body_matches` False is a 422 for the client. State `held` covers running: attach, or drive the enqueue on with this
+    request id. A voided request does not stand in the way of its key: the next request with it runs.
     """
 
     request_id: str
@@ -140,7 +140,7 @@ class DueHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUse:
-    """Live view of one limit: `used` is settled, `held` belongs to requests under way, `free` is what a request may ask."""
+    """One limit now: `used` is settled, `held` belongs to requests under way, `free` is what a request may ask."""
 
     limit: Limit
     used: int

@@ -1,0 +1,95 @@
+"""Step 3, LIMITS: from counter readings to what a client is told: rate headers, messages, errors. Pure.
+
+Invariant: a message names the limit, its scope, its cap, what is used, held and asked, and never another tenant's data.
+"""
+
+from collections.abc import Sequence
+
+from contracts.errors import BudgetSpent, Rejected
+from contracts.money import text_from_nano
+from contracts.tenancy import Limit, Metric
+from tenants.limits import policy
+from tenants.limits.holds import Headroom, HoldRequest, RateLimited
+from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
+
+_TOKEN_AMOUNTS = frozenset({Amount.INPUT, Amount.OUTPUT, Amount.TOKENS})
+
+
+def rates(
+    limits: Sequence[Limit], readings: Sequence[Reading], windows: Sequence[Window], now_ms: int
+) -> tuple[Headroom | None, Headroom | None]:
+    """The tightest headroom for requests and for tokens, as the `x-ratelimit-*` headers want it."""
+    requests: list[Headroom] = []
+    tokens: list[Headroom] = []
+    for limit, reading, window in zip(limits, readings, windows, strict=True):
+        room = Headroom(
+            limit=limit.cap,
+            remaining=policy.free(metric=limit.metric, cap=limit.cap, reading=reading),
+            reset_ms=policy.reset_ms(metric=limit.metric, cap=limit.cap, reading=reading, window=window, now_ms=now_ms),
+        )
+        if limit.metric is Metric.REQUESTS_PER_MINUTE:
+            requests.append(room)
+        elif RULES[limit.metric].amount in _TOKEN_AMOUNTS:
+            tokens.append(room)
+    return policy.tightest(requests), policy.tightest(tokens)
+
+
+def refused(
+    request: HoldRequest,
+    windows: Sequence[Window],
+    fits: Sequence[int],
+    readings: Sequence[Reading],
+    now_ms: int,
+) -> Rejected:
+    """The error of a refused hold: money that is spent first, else the limit that takes longest to let it in."""
+    failed = [
+        (limit, reading, window)
+        for limit, reading, window, fit in zip(request.limits, readings, windows, fits, strict=True)
+        if not fit
+    ]
+    for limit, reading, _ in failed:
+        if policy.is_money(limit.metric) and reading.used + need_of(limit.metric, request) > limit.cap:
+            return BudgetSpent(_message(limit, reading, request))
+        if policy.is_money(limit.metric) and limit.cap == 0:
+            return BudgetSpent(_message(limit, reading, request))
+    waits = [
+        policy.retry_after_ms(
+            metric=limit.metric,
+            cap=limit.cap,
+            need=need_of(limit.metric, request),
+            reading=reading,
+            window=window,
+            now_ms=now_ms,
+        )
+        for limit, reading, window in failed
+    ]
+    # None (no waiting helps) outlasts every wait.
+    worst = max(range(len(failed)), key=lambda i: float("inf") if waits[i] is None else (waits[i] or 0))
+    requests, tokens = rates(request.limits, readings, windows, now_ms)
+    limit, reading, _ = failed[worst]
+    return RateLimited(_message(limit, reading, request), retry_after_ms=waits[worst], requests=requests, tokens=tokens)
+
+
+def need_of(metric: Metric, request: HoldRequest) -> int:
+    """What a request asks of a limit at worst, in the limit's unit."""
+    return {
+        Amount.REQUESTS: 1,
+        Amount.INPUT: request.prompt_tokens,
+        Amount.OUTPUT: request.output_tokens_max,
+        Amount.TOKENS: request.prompt_tokens + request.output_tokens_max,
+        Amount.MONEY: request.cost_max_nano,
+    }[RULES[metric].amount]
+
+
+def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
+    rule = RULES[limit.metric]
+    show = text_from_nano if rule.amount is Amount.MONEY else str
+    where = f"{rule.unit} of the {policy.scope_name(limit.scope)}"
+    if limit.cap == 0:
+        return f"Blocked: the limit on {where} is 0. An owner can raise it in the admin under Limits."
+    used = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used
+    return (
+        f"Limit on {where} reached: limit {show(limit.cap)}, used {show(used)}, "
+        f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}. "
+        "An owner can raise it in the admin under Limits."
+    )
