@@ -1,0 +1,97 @@
+"""The catalogue behind `GET /v1/models` and admission: names from PostgreSQL, configurations from running workers.
+
+Called by the gateway through its port. Invariant: a configuration is what a worker read from its engine and model files;
+it outlives PostgreSQL being away (the last answer stands) and is refused, not invented, when no worker has registered.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts.clock import Clock
+from contracts.errors import NotFound, Unavailable
+from contracts.models import ModelCard
+from contracts.wire import WireError, decode
+from gateway.services import ServedModel
+from gateway.tokenizer import PromptTokenizer
+
+log = logging.getLogger("weir.catalogue")
+
+FRESH_SECONDS = 5.0
+LOAD_TIMEOUT_SECONDS = 3.0
+CARDS_KEY = "w:models"
+
+
+@dataclass(slots=True)
+class CatalogueCache:
+    """Served models of this process, read again every five seconds."""
+
+    redis: Redis
+    clock: Clock
+    _offered: dict[str, str] = field(default_factory=dict)  # model name -> tokenizer directory
+    _cards: dict[str, ModelCard] = field(default_factory=dict)
+    _tokenizers: dict[str, PromptTokenizer] = field(default_factory=dict)
+    _read_at: float | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def get(self, model: str) -> ServedModel:
+        """Raises NotFound for a model that is not offered, Unavailable while no engine of it has registered."""
+        await self._refresh()
+        if model not in self._offered:
+            raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
+        if model not in self._cards:
+            await self._refresh(at_once=True)
+        if model not in self._cards:
+            raise Unavailable(f"No engine of `{model}` has started yet.", retry_after_ms=5_000)
+        return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(self._offered[model]))
+
+    async def list(self) -> list[ServedModel]:
+        """Every offered model whose engine has registered, by name."""
+        await self._refresh()
+        return [await self.get(name) for name in sorted(self._offered) if name in self._cards]
+
+    async def _refresh(self, *, at_once: bool = False) -> None:
+        if not at_once and self._is_fresh():
+            return
+        async with self._lock:
+            if not at_once and self._is_fresh():
+                return
+            try:
+                async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
+                    self._offered = await sync_to_async(_offered_models)()
+                    self._cards = _decode_cards(await self.redis.hgetall(CARDS_KEY))
+            except (DatabaseError, RedisError, TimeoutError) as error:
+                if self._read_at is None:
+                    raise Unavailable("The catalogue of models cannot be read.", retry_after_ms=2_000) from error
+                log.warning("catalogue not refreshed, the last one stands: %s", type(error).__name__)
+            self._read_at = self.clock.monotonic()
+
+    def _is_fresh(self) -> bool:
+        return self._read_at is not None and self.clock.monotonic() - self._read_at < FRESH_SECONDS
+
+    async def _tokenizer(self, directory: str) -> PromptTokenizer:
+        if directory not in self._tokenizers:
+            self._tokenizers[directory] = await asyncio.to_thread(PromptTokenizer.load, Path(directory))
+        return self._tokenizers[directory]
+
+
+def _offered_models() -> dict[str, str]:
+    from controlplane.models import ServedModel as Row
+
+    return dict(Row.objects.filter(enabled=True).values_list("name", "tokenizer_dir"))
+
+
+def _decode_cards(raw: dict[bytes, bytes]) -> dict[str, ModelCard]:
+    cards = {}
+    for name, data in raw.items():
+        try:
+            cards[name.decode()] = decode(ModelCard, data)
+        except WireError as error:
+            log.warning("card of %s is unreadable: %s", name.decode(errors="replace"), error)
+    return cards

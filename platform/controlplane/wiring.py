@@ -1,0 +1,179 @@
+"""Hands the gateway its ports: what reads the database crosses to a thread here, once, with a deadline.
+
+Called by `asgi.py`. Invariant: warm answers (keys, prices, catalogue, policies) keep serving while PostgreSQL is away.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, close_old_connections
+from redis.exceptions import RedisError
+
+from billing import selectors as billing_reads
+from billing.clickhouse.shapes import RequestRow, UsagePage
+from contracts.clock import Clock
+from contracts.errors import Unavailable
+from contracts.money import PriceCard
+from contracts.tenancy import PolicyRef, TenantContext
+from controlplane.catalogue import CatalogueCache
+from controlplane.env import Environment, environment
+from fairqueue.keys import mailbox_channel
+from fairqueue.queue import FairQueue
+from gateway.services import Epochs, GatewayServices, GatewaySettings, UsageQuery
+from gateway.stream.mailbox import Mailbox
+from safety import selectors as safety_reads
+from safety.engines.pool import ValidatorPool
+from safety.policy import CompiledPolicy
+from safety.published import PolicyMissing, PolicyStore
+from stores.clickhouse import ClickHouseUnavailable
+from stores.redis import open_redis, open_subscriber
+from stores.secrets import CACHE_SALT, KEY_PEPPER, derive
+from stores.system import SystemClock, mint_nonce
+from tenants import selectors as tenant_reads
+from tenants.auth.resolve import Resolver
+from tenants.limits.buckets import Limits
+
+DATABASE_SECONDS = 3.0
+REPORT_SECONDS = 20.0
+PRICE_FRESH_SECONDS = 30.0
+PRICE_ENTRIES_MAX = 10_000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def gateway_services() -> GatewayServices:
+    """The ports of this gateway process, from the environment."""
+    env = environment()
+    secret = env.secret.get_secret_value()
+    clock = SystemClock()
+    redis = open_redis(env.redis)
+    gateway_id = env.gateway_id or f"gw-{mint_nonce()}"
+    pepper = derive(secret, KEY_PEPPER)
+    return GatewayServices(
+        gateway_id=gateway_id,
+        clock=clock,
+        redis=redis,
+        mailbox=_mailbox(env, gateway_id),
+        limits=Limits(redis),
+        queue_of=cache(lambda pool: FairQueue(redis, pool=pool)),
+        resolver=Resolver(_load_context, clock=clock, pepper=pepper),
+        epochs=DatabaseEpochs(),
+        catalogue=CatalogueCache(redis=redis, clock=clock),
+        prices=PriceCache(clock=clock),
+        policies=PublishedPolicies(store=PolicyStore(redis)),
+        usage=ClickHouseReports(),
+        cache_salt_secret=derive(secret, CACHE_SALT),
+        validators=ValidatorPool(),
+        settings=GatewaySettings(cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip())),
+    )
+
+
+async def from_database(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`call` in a thread, within three seconds. Raises Unavailable when PostgreSQL does not answer."""
+
+    def ask() -> T:
+        close_old_connections()
+        return call(*args, **kwargs)
+
+    try:
+        async with asyncio.timeout(DATABASE_SECONDS):
+            return await sync_to_async(ask, thread_sensitive=False)()
+    except (DatabaseError, TimeoutError) as error:
+        raise Unavailable("The database does not answer right now.", retry_after_ms=2_000) from error
+
+
+async def _load_context(digest: str) -> TenantContext | None:
+    return await from_database(tenant_reads.load_context, digest)
+
+
+class DatabaseEpochs:
+    """`gateway.services.EpochSource`: the truth about revocation, read after Redis lost it."""
+
+    async def load(self, *, tenant_id: str) -> Epochs:
+        keys, tenant = await from_database(tenant_reads.epochs, tenant_id)
+        return Epochs(keys=keys, tenant=tenant)
+
+
+@dataclass(slots=True)
+class PriceCache:
+    """`gateway.services.Prices`: thirty seconds fresh; while PostgreSQL is away the last price stands."""
+
+    clock: Clock
+    _cards: dict[tuple[str, str], tuple[float, PriceCard | None]] = field(default_factory=dict)
+
+    async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
+        key = (tenant_id, model)
+        known = self._cards.get(key)
+        now = self.clock.monotonic()
+        if known is not None and now - known[0] < PRICE_FRESH_SECONDS:
+            return known[1]
+        try:
+            card = await from_database(
+                billing_reads.price_card, tenant_id=tenant_id, model=model, at_ms=self.clock.now_ms()
+            )
+        except Unavailable:
+            if known is None:
+                raise
+            return known[1]
+        if len(self._cards) >= PRICE_ENTRIES_MAX:
+            self._cards.pop(next(iter(self._cards)))
+        self._cards[key] = (now, card)
+        return card
+
+
+@dataclass(slots=True)
+class PublishedPolicies:
+    """`gateway.services.Policies`: Redis first, PostgreSQL when Redis lost it. The guard fails closed."""
+
+    store: PolicyStore
+
+    async def get(self, ref: PolicyRef) -> CompiledPolicy:
+        try:
+            return await self.store.get(ref)
+        except PolicyMissing:
+            document = await from_database(safety_reads.policy_document, ref.policy_id, ref.version)
+            await self.store.put(document)
+            return await self.store.get(ref)
+        except (RedisError, TimeoutError) as error:
+            raise Unavailable("The guardrail policy cannot be read right now.", retry_after_ms=2_000) from error
+
+
+class ClickHouseReports:
+    """`gateway.services.UsageReports` over `billing.selectors`."""
+
+    async def buckets(self, *, tenant_id: str, query: UsageQuery) -> UsagePage:
+        def ask() -> UsagePage:
+            return billing_reads.usage_buckets(
+                tenant_id=tenant_id,
+                start_ms=query.start_ms,
+                end_ms=query.end_ms,
+                bucket_width=query.bucket_width,
+                group_by=query.group_by,
+                models=query.models,
+                project_ids=query.project_ids,
+                api_key_ids=query.api_key_ids,
+                limit=query.limit,
+                page=query.page,
+            )
+
+        return await _report(ask)
+
+    async def request(self, *, tenant_id: str, request_id: str) -> RequestRow | None:
+        return await _report(lambda: billing_reads.request_row(request_id=request_id, tenant_id=tenant_id))
+
+
+async def _report(ask: Callable[[], T]) -> T:
+    try:
+        async with asyncio.timeout(REPORT_SECONDS):
+            return await asyncio.to_thread(ask)
+    except (ClickHouseUnavailable, TimeoutError) as error:
+        raise Unavailable("Usage cannot be read right now; nothing is lost.", retry_after_ms=5_000) from error
+
+
+def _mailbox(env: Environment, gateway_id: str) -> Mailbox:
+    return Mailbox(channel=mailbox_channel(gateway_id), connect=lambda: open_subscriber(env.redis))
