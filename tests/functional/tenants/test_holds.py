@@ -1,0 +1,483 @@
+"""hold, start, settle and void on a real Valkey, at a time that the tests set."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from contracts.errors import AuthFailed, BudgetSpent, LimitExceeded, PermissionDenied, Unavailable
+from contracts.tenancy import Metric, Scope
+from contracts.tokens import TokenCounts
+from stores.redis import open_redis
+from tenants.limits import keys
+from tenants.limits.buckets import Limits
+from tenants.limits.holds import (
+    EpochUnknown,
+    HoldExisting,
+    HoldGranted,
+    HoldHint,
+    HoldState,
+    Idempotency,
+    RateLimited,
+)
+from tests.functional.tenants.cast import ACME, HINT, KEY, MALLORY, NOON, PROJECT, limit, request
+
+USED = TokenCounts(prompt=10, completion=5)
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def limits(redis: Redis) -> AsyncIterator[Limits]:
+    limits = Limits(redis, time_ms=NOON)
+    await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+    yield limits
+
+
+async def use_of(limits: Limits, *wanted: object) -> list[tuple[int, int]]:
+    uses = await limits.usage(
+        tenant_id=ACME, project_id=PROJECT, api_key_id=KEY, limits=tuple(wanted), timezone="UTC"  # type: ignore[arg-type]
+    )
+    return [(use.used, use.held) for use in uses]
+
+
+async def settle(limits: Limits, number: int, *, counts: TokenCounts = USED, cost: int = 300, hint: HoldHint = HINT):
+    return await limits.settle(
+        tenant_id=ACME,
+        request_id=request(number).request_id,
+        counts=counts,
+        cost_nano=cost,
+        outcome="ok",
+        hint=hint,
+    )
+
+
+async def void(limits: Limits, number: int) -> bool:
+    return await limits.void(tenant_id=ACME, request_id=request(number).request_id, reason="queue_full")
+
+
+async def start(limits: Limits, number: int, *, fence: str = "1-a", attempt: int = 1) -> bool:
+    return await limits.start(
+        tenant_id=ACME, request_id=request(number).request_id, fence=fence, attempt=attempt
+    )
+
+
+async def snapshot(redis: Redis) -> dict[bytes, bytes]:
+    return {key: await redis.dump(key) for key in await redis.keys("*") if b":idem:" not in key}
+
+
+class TestHold:
+    async def test_holds_the_worst_case_in_every_scope(self, limits: Limits) -> None:
+        caps = [limit(Metric.TOKENS_PER_DAY, 100, scope) for scope in Scope]
+        granted = await limits.hold(request(1, *caps))
+        assert isinstance(granted, HoldGranted)
+        assert (granted.output_tokens, granted.cut, granted.admitted_at_ms) == (20, False, NOON)
+        assert await use_of(limits, *caps) == [(0, 30)] * 3
+
+    async def test_refuses_in_one_scope_and_changes_no_counter(self, limits: Limits, redis: Redis) -> None:
+        caps = [limit(Metric.TOKENS_PER_DAY, 1_000), limit(Metric.TOKENS_PER_DAY, 29, Scope.KEY)]
+        before = await snapshot(redis)
+        with pytest.raises(RateLimited, match="tokens per day of the API key reached: limit 29, used 0"):
+            await limits.hold(request(1, *caps, idempotency=Idempotency(key_digest="k", body_digest="b")))
+        assert await snapshot(redis) == before
+        assert await redis.keys("*idem*") == []
+
+    async def test_lets_exactly_the_cap_through_when_all_come_at_once(self, limits: Limits) -> None:
+        caps = (limit(Metric.SPEND_PER_DAY, 10_000),)
+
+        async def one(number: int) -> bool:
+            try:
+                await limits.hold(request(number, *caps))
+            except LimitExceeded:
+                return False
+            return True
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(number)) for number in range(60)]
+        assert sum(task.result() for task in tasks) == 10
+        assert await use_of(limits, *caps) == [(0, 10_000)]
+
+    async def test_answers_a_repeat_of_the_same_request_without_holding_twice(self, limits: Limits) -> None:
+        cap = limit(Metric.CONCURRENT_REQUESTS, 5)
+        first = await limits.hold(request(1, cap))
+        assert await limits.hold(request(1, cap)) == first
+        assert await use_of(limits, cap) == [(0, 1)]
+
+    async def test_a_cap_of_zero_blocks_and_no_waiting_is_promised(self, limits: Limits) -> None:
+        with pytest.raises(RateLimited, match="Blocked: the limit on requests per minute") as caught:
+            await limits.hold(request(1, limit(Metric.REQUESTS_PER_MINUTE, 0)))
+        assert caught.value.retry_after_ms is None
+        with pytest.raises(BudgetSpent):
+            await limits.hold(request(2, limit(Metric.SPEND_PER_DAY, 0), cost_max_nano=0))
+
+    async def test_a_request_without_cost_passes_a_spent_budget(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_LIFETIME, 1_000)
+        await limits.hold(request(1, cap))
+        await settle(limits, 1, cost=1_000)
+        assert isinstance(await limits.hold(request(2, cap, cost_max_nano=0)), HoldGranted)
+
+    async def test_refuses_amounts_that_would_lose_digits(self, limits: Limits) -> None:
+        for changes in ({"prompt_tokens": -1}, {"output_tokens_max": 2**64}, {"cost_max_nano": -1}, {"choices": 0}):
+            with pytest.raises(ValueError, match="must"):
+                await limits.hold(request(1, **changes))
+
+    async def test_keeps_every_digit_of_a_large_amount(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_LIFETIME, 9_000_000_000_000_000)
+        await limits.hold(request(1, cap, cost_max_nano=8_999_999_999_999_999))
+        settled = await settle(limits, 1, cost=8_999_999_999_999_998)
+        assert settled.cost_nano == 8_999_999_999_999_998
+        assert await use_of(limits, cap) == [(8_999_999_999_999_998, 0)]
+        await limits.hold(request(2, cap, cost_max_nano=2))
+        with pytest.raises(LimitExceeded):
+            await limits.hold(request(3, cap, cost_max_nano=1))
+
+    async def test_tenants_do_not_share_counters(self, limits: Limits) -> None:
+        cap = limit(Metric.REQUESTS_PER_MINUTE, 1)
+        await limits.set_epochs(tenant_id=MALLORY, epochs={KEY: 1}, tenant_epoch=1)
+        await limits.hold(request(1, cap))
+        assert isinstance(await limits.hold(request(2, cap, tenant_id=MALLORY)), HoldGranted)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        ("metric", "cap"),
+        [(Metric.REQUESTS_PER_MINUTE, 7), (Metric.INPUT_TOKENS_PER_MINUTE, 77), (Metric.TOKENS_PER_DAY, 100)],
+    )
+    async def test_a_client_that_waits_so_long_gets_in_and_not_before(
+        self, limits: Limits, metric: Metric, cap: int
+    ) -> None:
+        number = 0
+        with pytest.raises(RateLimited) as caught:
+            while True:
+                number += 1
+                await limits.hold(request(number, limit(metric, cap)))
+                await settle(limits, number)
+        wait = caught.value.retry_after_ms
+        assert wait is not None
+        limits.time_ms = NOON + wait - 1
+        with pytest.raises(RateLimited):
+            await limits.hold(request(900, limit(metric, cap)))
+        limits.time_ms = NOON + wait
+        assert isinstance(await limits.hold(request(901, limit(metric, cap))), HoldGranted)
+
+    async def test_output_tokens_that_were_written_drain_by_the_minute(self, limits: Limits) -> None:
+        cap = limit(Metric.OUTPUT_TOKENS_PER_MINUTE, 25)
+        await limits.hold(request(1, cap))
+        await settle(limits, 1, counts=TokenCounts(prompt=10, completion=20))
+        with pytest.raises(RateLimited) as caught:
+            await limits.hold(request(2, cap))
+        assert caught.value.retry_after_ms == 36_000  # 15 of 25 tokens per minute
+        limits.time_ms = NOON + 36_000
+        assert isinstance(await limits.hold(request(2, cap)), HoldGranted)
+
+    async def test_names_the_longest_wait_of_all_that_refuse(self, limits: Limits) -> None:
+        caps = (limit(Metric.REQUESTS_PER_MINUTE, 60), limit(Metric.TOKENS_PER_DAY, 40))
+        await limits.hold(request(1, *caps))
+        await settle(limits, 1, counts=TokenCounts(prompt=10, completion=20))
+        with pytest.raises(RateLimited, match="tokens per day of the organization") as caught:
+            await limits.hold(request(2, *caps))
+        assert caught.value.retry_after_ms == 12 * 3_600_000
+
+    async def test_money_held_by_requests_under_way_is_not_called_spent(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_PER_MONTH, 1_500)
+        await limits.hold(request(1, cap))
+        with pytest.raises(RateLimited) as caught:
+            await limits.hold(request(2, cap))
+        assert caught.value.retry_after_ms == 1_000
+        await settle(limits, 1, cost=900)
+        with pytest.raises(BudgetSpent, match="limit 0.0000015, used 0.0000009"):
+            await limits.hold(request(2, cap))
+
+
+class TestHeaders:
+    async def test_carry_the_tightest_limit(self, limits: Limits) -> None:
+        granted = await limits.hold(
+            request(
+                1,
+                limit(Metric.REQUESTS_PER_MINUTE, 60),
+                limit(Metric.REQUESTS_PER_MINUTE, 30, Scope.KEY),
+                limit(Metric.TOKENS_PER_DAY, 1_000),
+                limit(Metric.OUTPUT_TOKENS_PER_MINUTE, 100),
+            )
+        )
+        assert isinstance(granted, HoldGranted)
+        assert granted.requests is not None
+        assert granted.tokens is not None
+        assert (granted.requests.limit, granted.requests.remaining, granted.requests.reset_ms) == (30, 29, 2_000)
+        assert (granted.tokens.limit, granted.tokens.remaining) == (100, 80)
+
+    async def test_are_on_a_refusal_too(self, limits: Limits) -> None:
+        cap = limit(Metric.REQUESTS_PER_MINUTE, 1)
+        await limits.hold(request(1, cap))
+        with pytest.raises(RateLimited) as caught:
+            await limits.hold(request(2, cap))
+        assert caught.value.requests is not None
+        assert (caught.value.requests.remaining, caught.value.requests.reset_ms) == (0, 60_000)
+        assert caught.value.retry_after_ms == 60_000
+
+
+class TestWindows:
+    async def test_a_request_counts_in_the_window_of_its_admission_only(self, limits: Limits) -> None:
+        cap = limit(Metric.TOKENS_PER_DAY, 100)
+        await limits.hold(request(1, cap))
+        limits.time_ms = NOON + DAY_MS
+        await limits.hold(request(2, cap))
+        assert await use_of(limits, cap) == [(0, 30)]
+        await settle(limits, 1)
+        assert await use_of(limits, cap) == [(0, 30)]
+        await settle(limits, 2)
+        assert await use_of(limits, cap) == [(15, 0)]
+
+    async def test_midnight_is_the_tenants(self, limits: Limits) -> None:
+        cap = limit(Metric.TOKENS_PER_DAY, 30)
+        limits.time_ms = 1_800_037_799_999  # 23:59:59.999 in Kolkata, 18:29:59.999 UTC
+        await limits.hold(request(1, cap, timezone="Asia/Kolkata"))
+        with pytest.raises(LimitExceeded):
+            await limits.hold(request(2, cap, timezone="Asia/Kolkata"))
+        limits.time_ms += 1
+        assert isinstance(await limits.hold(request(2, cap, timezone="Asia/Kolkata")), HoldGranted)
+
+    async def test_the_slots_clock_stands_where_ours_is_wrong(self, redis: Redis) -> None:
+        class WrongClock:
+            def now_ms(self) -> int:
+                return 946_684_800_000
+
+            def monotonic(self) -> float:
+                return 0.0
+
+        limits = Limits(redis, clock=WrongClock())
+        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+        cap = limit(Metric.TOKENS_PER_DAY, 30)
+        granted = await limits.hold(request(1, cap))
+        assert isinstance(granted, HoldGranted)
+        assert granted.admitted_at_ms > 1_700_000_000_000
+        assert await use_of(limits, cap) == [(0, 30)]
+
+    async def test_moving_west_does_not_empty_the_day(self, limits: Limits) -> None:
+        cap = limit(Metric.TOKENS_PER_DAY, 30)
+        await limits.hold(request(1, cap, timezone="Pacific/Kiritimati"))
+        with pytest.raises(LimitExceeded):
+            await limits.hold(request(2, cap, timezone="America/Adak"))
+
+
+class TestStart:
+    async def test_marks_running_and_may_be_repeated(self, limits: Limits) -> None:
+        await limits.hold(request(1))
+        assert await start(limits, 1)
+        assert await start(limits, 1)
+        assert await start(limits, 1, fence="2-b", attempt=2)
+        assert not await start(limits, 1, fence="1-a", attempt=1)
+
+    async def test_is_refused_after_the_end_and_for_an_unknown_hold(self, limits: Limits) -> None:
+        await limits.hold(request(1))
+        await limits.hold(request(2))
+        assert await void(limits, 1)
+        await settle(limits, 2)
+        assert [await start(limits, number) for number in (1, 2, 3)] == [False, False, False]
+
+
+class TestSettle:
+    async def test_the_first_settlement_stands(self, limits: Limits) -> None:
+        caps = (limit(Metric.SPEND_PER_DAY, 5_000), limit(Metric.CONCURRENT_REQUESTS, 2))
+        await limits.hold(request(1, *caps))
+        await start(limits, 1)
+        first = await settle(limits, 1, cost=300)
+        again = await settle(limits, 1, cost=999)
+        assert (first.first, first.cost_nano, first.outcome) == (True, 300, "ok")
+        assert (again.first, again.cost_nano, again.outcome) == (False, 300, "ok")
+        assert await use_of(limits, *caps) == [(300, 0), (0, 0)]
+
+    async def test_a_voided_request_costs_nothing_when_settled(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_PER_DAY, 5_000)
+        await limits.hold(request(1, cap))
+        await void(limits, 1)
+        assert (await settle(limits, 1)).cost_nano == 0
+        assert await use_of(limits, cap) == [(0, 0)]
+
+    async def test_charges_a_lost_hold_where_its_counters_stand(self, limits: Limits, redis: Redis) -> None:
+        caps = (
+            limit(Metric.SPEND_PER_DAY, 5_000),
+            limit(Metric.SPEND_LIFETIME, 9_000, Scope.PROJECT),
+            limit(Metric.CONCURRENT_REQUESTS, 5),
+        )
+        await limits.hold(request(1, *caps))
+        await settle(limits, 1)
+        given = Idempotency(key_digest="k", body_digest="b")
+        settled = await settle(limits, 2, hint=replace(HINT, idempotency=given))
+        assert settled.first
+        assert not (await settle(limits, 2)).first
+        assert await use_of(limits, *caps) == [(600, 0), (600, 0), (0, 0)]
+        retry = await limits.hold(request(3, *caps, idempotency=given))
+        assert retry == HoldExisting(
+            request_id=request(2).request_id, state=HoldState.SETTLED, body_matches=True
+        )
+
+    async def test_a_lost_hold_of_yesterday_is_not_charged_today(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_PER_DAY, 5_000)
+        await limits.hold(request(1, cap))
+        await settle(limits, 2, hint=replace(HINT, admitted_at_ms=NOON - 5 * 3_600_000))
+        assert await use_of(limits, cap) == [(300, 1_000)]
+        limits.time_ms = NOON + 13 * 3_600_000
+        await limits.hold(request(3, cap))
+        await settle(limits, 4, hint=replace(HINT, admitted_at_ms=NOON + 11 * 3_600_000))
+        assert await use_of(limits, cap) == [(0, 1_000)]
+
+    async def test_a_result_that_is_kept_no_longer_was_settled_long_ago(self, limits: Limits) -> None:
+        cap = limit(Metric.SPEND_LIFETIME, 5_000)
+        await limits.hold(request(1, cap))
+        settled = await settle(limits, 2, hint=replace(HINT, admitted_at_ms=NOON - 7 * 3_600_000))
+        assert not settled.first
+        assert await use_of(limits, cap) == [(0, 1_000)]
+
+    async def test_leaves_nothing_open(self, limits: Limits, redis: Redis) -> None:
+        await limits.hold(request(1, limit(Metric.TOKENS_PER_DAY, 100)))
+        await settle(limits, 1)
+        assert await redis.zcard(keys.holds(ACME)) == 0
+        assert await redis.pttl(keys.hold(ACME, request(1).request_id)) > 0
+
+
+class TestVoid:
+    async def test_gives_everything_back_once(self, limits: Limits) -> None:
+        caps = tuple(limit(metric, 10_000, scope) for metric in Metric for scope in Scope)
+        await limits.hold(request(1, *caps))
+        assert await void(limits, 1)
+        assert await void(limits, 1)
+        assert await use_of(limits, *caps) == [(0, 0)] * len(caps)
+
+    async def test_never_touches_what_runs_or_is_unknown(self, limits: Limits) -> None:
+        cap = limit(Metric.CONCURRENT_REQUESTS, 1)
+        await limits.hold(request(1, cap))
+        await start(limits, 1)
+        assert not await void(limits, 1)
+        assert not await void(limits, 2)
+        assert await use_of(limits, cap) == [(0, 1)]
+
+    async def test_gives_back_no_more_than_has_not_drained(self, limits: Limits) -> None:
+        cap = limit(Metric.REQUESTS_PER_MINUTE, 1)
+        await limits.hold(request(1, cap))
+        limits.time_ms = NOON + 60_000
+        await limits.hold(request(2, cap))
+        await void(limits, 1)
+        with pytest.raises(LimitExceeded):
+            await limits.hold(request(3, cap))
+
+
+class TestIdempotency:
+    given = Idempotency(key_digest="k", body_digest="b")
+
+    async def test_a_retry_finds_the_first_request(self, limits: Limits) -> None:
+        cap = limit(Metric.CONCURRENT_REQUESTS, 1)
+        await limits.hold(request(1, cap, idempotency=self.given))
+        same = await limits.hold(request(2, cap, idempotency=self.given))
+        other = await limits.hold(request(3, cap, idempotency=replace(self.given, body_digest="c")))
+        first = request(1).request_id
+        assert same == HoldExisting(request_id=first, state=HoldState.HELD, body_matches=True)
+        assert other == HoldExisting(request_id=first, state=HoldState.HELD, body_matches=False)
+        await settle(limits, 1)
+        assert await limits.hold(request(4, cap, idempotency=self.given)) == HoldExisting(
+            request_id=first, state=HoldState.SETTLED, body_matches=True
+        )
+
+    async def test_a_voided_request_gives_its_key_back(self, limits: Limits) -> None:
+        await limits.hold(request(1, idempotency=self.given))
+        assert await void(limits, 1)
+        assert isinstance(await limits.hold(request(2, idempotency=self.given)), HoldGranted)
+        assert isinstance(await limits.hold(request(3, idempotency=self.given)), HoldExisting)
+
+    async def test_the_record_ends_with_its_time(self, limits: Limits, redis: Redis) -> None:
+        await limits.hold(request(1, idempotency=self.given))
+        left = await redis.pttl(keys.idempotency(ACME, "k"))
+        assert 86_000_000 < left <= 86_400_000
+
+    async def test_settle_writes_a_lost_record_again(self, limits: Limits, redis: Redis) -> None:
+        await limits.hold(request(1, idempotency=self.given))
+        await redis.delete(keys.idempotency(ACME, "k"))
+        await settle(limits, 1)
+        again = await limits.hold(request(2, idempotency=self.given))
+        assert isinstance(again, HoldExisting)
+        assert again.request_id == request(1).request_id
+
+
+class TestCutToAffordable:
+    caps = (limit(Metric.SPEND_PER_DAY, 700),)
+
+    async def test_grants_what_money_leaves_only_when_asked(self, limits: Limits) -> None:
+        with pytest.raises(BudgetSpent):
+            await limits.hold(request(1, *self.caps, output_nano_per_token=40))
+        granted = await limits.hold(
+            request(2, *self.caps, output_nano_per_token=40, cut_to_affordable=True, choices=2)
+        )
+        assert isinstance(granted, HoldGranted)
+        # 1,000 = 200 for the prompt + 20 x 40; 500 are left: 12 tokens
+        assert (granted.output_tokens, granted.cut) == (12, True)
+        assert await use_of(limits, *self.caps) == [(0, 680)]
+
+    async def test_refuses_where_not_one_token_is_affordable(self, limits: Limits) -> None:
+        with pytest.raises(BudgetSpent):
+            await limits.hold(
+                request(1, limit(Metric.SPEND_PER_DAY, 239), output_nano_per_token=40, cut_to_affordable=True)
+            )
+
+
+class TestEpochs:
+    async def test_unknown_epochs_are_told_apart_from_revoked_ones(self, limits: Limits) -> None:
+        with pytest.raises(EpochUnknown, match="unknown"):
+            await limits.hold(request(1, tenant_id=MALLORY))
+        await limits.set_epochs(tenant_id=ACME, epochs={KEY: -2}, tenant_epoch=1)
+        with pytest.raises(AuthFailed):
+            await limits.hold(request(1))
+
+    async def test_a_suspended_tenant_is_refused_until_it_returns(self, limits: Limits) -> None:
+        await limits.set_epochs(tenant_id=ACME, epochs={}, tenant_epoch=-2)
+        with pytest.raises(PermissionDenied):
+            await limits.hold(request(1))
+        await limits.set_epochs(tenant_id=ACME, epochs={}, tenant_epoch=3)
+        with pytest.raises(EpochUnknown, match="stale"):
+            await limits.hold(request(1))
+        assert isinstance(await limits.hold(request(1, tenant_epoch=3)), HoldGranted)
+
+    async def test_an_older_reload_never_undoes_a_revocation(self, limits: Limits) -> None:
+        await limits.set_epochs(tenant_id=ACME, epochs={KEY: -2}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 2}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+        with pytest.raises(AuthFailed):
+            await limits.hold(request(1))
+
+    async def test_a_newer_context_overtakes_a_push_that_has_not_come(self, limits: Limits) -> None:
+        assert isinstance(await limits.hold(request(1, key_epoch=4)), HoldGranted)
+        with pytest.raises(EpochUnknown, match="stale"):
+            await limits.hold(request(2, key_epoch=3))
+
+
+class TestSweep:
+    async def test_lists_open_holds_past_their_deadline_and_shares_the_work(self, limits: Limits) -> None:
+        for number in (1, 2, 3):
+            await limits.hold(request(number))
+        await start(limits, 2)
+        await settle(limits, 3)
+        assert await limits.due(tenant_id=ACME, margin_ms=0, limit=10) == []
+        limits.time_ms = NOON + 11_000
+        due = await limits.due(tenant_id=ACME, margin_ms=500, limit=10)
+        assert [(hold.request_id, hold.pool, hold.state) for hold in due] == [
+            (request(1).request_id, "demo", HoldState.HELD)
+        ]
+        assert await limits.due(tenant_id=ACME, margin_ms=500, limit=10) == []
+        limits.time_ms = NOON + 700_000
+        assert {hold.state for hold in await limits.due(tenant_id=ACME, margin_ms=0, limit=10)} == {
+            HoldState.HELD,
+            HoldState.RUNNING,
+        }
+
+    async def test_knows_every_tenant_that_may_hold(self, limits: Limits) -> None:
+        await limits.set_epochs(tenant_id=MALLORY, epochs={}, tenant_epoch=1)
+        assert {tenant async for tenant in limits.tenants()} == {ACME, MALLORY}
+
+
+class TestFailure:
+    async def test_fails_closed_when_redis_is_away(self) -> None:
+        client = open_redis("redis://127.0.0.1:1/0")
+        with pytest.raises(Unavailable) as caught:
+            await Limits(client).hold(request(1))
+        assert caught.value.retry_after_ms == 1_000
+        await client.aclose(close_connection_pool=True)
