@@ -1,0 +1,206 @@
+"""Bench `overhead`: what the platform adds to its engine. The same prompts to the engine directly and through Weir.
+
+Called by `manage.py bench overhead`. Both sides stream over the same machine from the same load generator; the engine
+is the very one the platform uses, past everything, on its Unix socket. Two parts, both interleaved so that a change of
+the machine's mood meets both sides:
+
+- latency: one request open at a time, in pairs; which side goes first alternates.
+- throughput: rounds of many requests, as many open as stated; which side goes first alternates.
+
+No prompt is seen twice by one side, and the platform's cache salt keeps the two sides' caches apart, so both compute
+every prompt from cold. Answers are compared: the same work was done when texts are equal (temperature 0).
+
+Invariant: any request that fails or is refused fails the run; a number is never made from what happened to succeed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from infra.bench.engine_metrics import Occupancy, watching
+from infra.bench.load import Answer, Connection, Target, open_connections, run_closed_loop, stream_chat
+from infra.bench.output import Measure
+from infra.bench.prompts import make_prompt
+from infra.bench.record import Load
+from infra.bench.stats import bootstrap_interval, percentile
+
+NAME = "overhead"
+TARGETS = {"added_ttft_p50_ms": 8.0, "added_ttft_p99_ms": 25.0, "throughput": 0.97}
+PEER = "the engine directly"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do. `requests` pairs one at a time, then `rounds` rounds of `concurrency * waves` requests a side."""
+
+    requests: int = 100
+    concurrency: int = 8
+    rounds: int = 4
+    waves: int = 3
+    prompt_words: int = 60
+    max_tokens: int = 16
+    warmup: int = 3
+    deadline: float = 60.0
+    seed: int = 1
+
+    @property
+    def steps(self) -> int:
+        """How many requests the whole plan sends, for the progress bar."""
+        return 2 * (self.warmup + self.requests + self.rounds * self.concurrency * self.waves)
+
+
+@dataclass(slots=True)
+class Side:
+    """One target and all it answered."""
+
+    target: Target
+    alone: list[Answer] = field(default_factory=list)
+    alone_seconds: float = 0.0
+    rounds: list[Load] = field(default_factory=list)
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        return [answer.ttft * 1_000 for answer in self.alone]
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        return [gap * 1_000 for answer in self.alone for gap in answer.gaps]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median round."""
+        return statistics.median(load.output_tokens_per_second for load in self.rounds)
+
+    def loads(self, plan: Plan) -> list[Load]:
+        """For the record: the requests sent alone, and all rounds as one."""
+        crowd = [answer for load in self.rounds for answer in load.answers]
+        seconds = sum(load.seconds for load in self.rounds)
+        return [
+            Load(name="one at a time", answers=self.alone, seconds=self.alone_seconds, concurrency=1),
+            Load(name="all rounds", answers=crowd, seconds=seconds, concurrency=plan.concurrency),
+        ]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Both sides of a whole run."""
+
+    plan: Plan
+    direct: Side
+    weir: Side
+    occupancy: Occupancy = field(default_factory=Occupancy)
+
+    def failures(self) -> list[str]:
+        """Every request that did not end well, by side."""
+        return [
+            f"{side.target.name}: {answer.failure}"
+            for side in (self.direct, self.weir)
+            for answer in [*side.alone, *(item for load in side.rounds for item in load.answers)]
+            if answer.failure
+        ]
+
+    def unequal(self) -> int:
+        """Pairs, sent one at a time, whose texts or completion counts differ."""
+        return sum(
+            (ours.text, ours.completion_tokens) != (theirs.text, theirs.completion_tokens)
+            for ours, theirs in zip(self.weir.alone, self.direct.alone, strict=True)
+        )
+
+    def interval_ms(self) -> tuple[float, float]:
+        """A 95 % interval of the median time added to the first token, over pairs."""
+        pairs = zip(self.weir.ttft_ms, self.direct.ttft_ms, strict=True)
+        return bootstrap_interval([ours - theirs for ours, theirs in pairs])
+
+
+async def run(*, direct: Target, weir: Target, plan: Plan, advance: Callable[[int], None]) -> Comparison:
+    """The whole plan. `advance` is told of every request that has ended. Raises nothing for a failed request."""
+    found = Comparison(plan, Side(direct), Side(weir))
+    async with (
+        open_connections(direct, count=plan.concurrency) as to_direct,
+        open_connections(weir, count=plan.concurrency) as to_weir,
+        watching(direct) as found.occupancy,
+    ):
+        lanes = ((found.direct, to_direct), (found.weir, to_weir))
+        for index in range(plan.warmup):
+            for _, connections in lanes:
+                await _one(connections[0], plan, index=-1 - index)
+                advance(1)
+        for index in range(plan.requests):
+            for side, connections in lanes if index % 2 == 0 else lanes[::-1]:
+                answer = await _one(connections[0], plan, index=index)
+                side.alone.append(answer)
+                side.alone_seconds += answer.total
+                advance(1)
+        for index in range(plan.rounds):
+            for side, connections in lanes if index % 2 == 0 else lanes[::-1]:
+                side.rounds.append(await _round(connections, plan, index=index))
+                advance(plan.concurrency * plan.waves)
+    return found
+
+
+async def _one(connection: Connection, plan: Plan, *, index: int) -> Answer:
+    prompt = make_prompt(seed=plan.seed, index=index, words=plan.prompt_words)
+    return await stream_chat(connection, prompt=prompt, max_tokens=plan.max_tokens, deadline=plan.deadline)
+
+
+async def _round(connections: Sequence[Connection], plan: Plan, *, index: int) -> Load:
+    count = plan.concurrency * plan.waves
+    first = plan.requests + index * count
+    prompts = [make_prompt(seed=plan.seed, index=first + number, words=plan.prompt_words) for number in range(count)]
+    answers, seconds = await run_closed_loop(
+        connections, prompts=prompts, max_tokens=plan.max_tokens, deadline=plan.deadline
+    )
+    return Load(name=f"round {index}", answers=answers, seconds=seconds, concurrency=plan.concurrency)
+
+
+def measures(found: Comparison, *, engine: str) -> list[Measure]:
+    """The lines of a run without failures. Raises ValueError when nothing was measured."""
+    plan = found.plan
+    alone: dict[str, str | int | float] = {"engine": engine, "concurrency": 1, "requests": plan.requests}
+    crowd: dict[str, str | int | float] = {
+        "engine": engine,
+        "concurrency": plan.concurrency,
+        "requests": plan.concurrency * plan.waves * plan.rounds,
+    }
+    lines: list[Measure] = []
+    for name, ours, theirs in (
+        ("ttft", found.weir.ttft_ms, found.direct.ttft_ms),
+        ("itl", found.weir.gaps_ms, found.direct.gaps_ms),
+    ):
+        for percent in (50, 99):
+            mine, peer = percentile(ours, percent=percent), percentile(theirs, percent=percent)
+            lines.append(
+                Measure(
+                    bench=NAME,
+                    case=alone,
+                    metric=f"added_{name}_p{percent}_ms",
+                    value=mine - peer,
+                    unit="ms",
+                    peer=PEER,
+                    peer_value=peer,
+                    whole=mine,
+                )
+            )
+    mine, peer = found.weir.tokens_per_second, found.direct.tokens_per_second
+    for metric, value, unit, beside in (
+        ("output_tokens_per_second", mine, "tokens/s", peer),
+        ("throughput", mine / peer, "ratio", 1.0),
+    ):
+        lines.append(
+            Measure(bench=NAME, case=crowd, metric=metric, value=value, unit=unit, peer=PEER, peer_value=beside)
+        )
+    lines.append(Measure(bench=NAME, case=alone, metric="unequal_answers", value=found.unequal(), unit="pairs"))
+    return lines
+
+
+def verdict_rows(found: Comparison, lines: Sequence[Measure]) -> list[tuple[str, str]]:
+    """Aims against what was seen, in words."""
+    values = {line.metric: line.value for line in lines}
+    low, high = found.interval_ms()
+    rows = [("median added to the first token", f"95 % of resamplings between {low:.2f} and {high:.2f} ms")]
+    for metric, aim in TARGETS.items():
+        met = values[metric] >= aim if metric == "throughput" else values[metric] <= aim
+        rows.append((metric, f"{values[metric]:.3f}, aim {aim:g}: {'met' if met else 'missed'}"))
+    return rows

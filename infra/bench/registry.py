@@ -1,0 +1,99 @@
+"""The benches there are, and how each is run. `manage.py bench` reads it; a new bench is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.bench import overhead
+from infra.bench.instance import Instance
+from infra.bench.load import get_json
+from infra.bench.output import Measure
+from infra.bench.record import machine_rows, model_rows
+
+Rows = Sequence[tuple[str, str]]
+
+
+class BenchFailed(Exception):
+    """The bench did not run whole; the text says what did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says. None = the bench's own default."""
+
+    engine: str
+    requests: int | None
+    concurrency: int | None
+    max_tokens: int | None
+    prompt_words: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A bench that ran whole: its lines, and the record by section."""
+
+    measures: Sequence[Measure]
+    record: Mapping[str, Rows]
+
+
+Advance = Callable[[int], None]
+Start = Callable[[int], Advance]  # told the number of steps, gives what counts them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One bench: a line on what it measures, and the coroutine that does. `run` raises BenchFailed."""
+
+    name: str
+    about: str
+    run: Callable[[Instance, Options, Start], Coroutine[Any, Any, Finished]]
+
+
+async def engine_of(instance: Instance) -> str:
+    """The kind of engine behind a platform's first model, as its own API tells. Raises Refused, OSError."""
+    target = instance.platform_target(model="")
+    models = await get_json(target, "/v1/models")
+    card = await get_json(target, f"/v1/models/{models['data'][0]['id']}")
+    return str(card["engine"])
+
+
+async def run_overhead(instance: Instance, options: Options, start: Start) -> Finished:
+    """Bench `overhead` on a platform that runs. Raises BenchFailed when a request failed."""
+    plan = overhead.Plan()
+    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    first = instance.platform_target(model="")
+    model = str((await get_json(first, "/v1/models"))["data"][0]["id"])
+    card = await get_json(first, f"/v1/models/{model}")
+    engine = instance.engine_target(model="")
+    inner = str((await get_json(engine, "/v1/models"))["data"][0]["id"])
+    found = await overhead.run(
+        direct=instance.engine_target(model=inner),
+        weir=instance.platform_target(model=model),
+        plan=plan,
+        advance=start(plan.steps),
+    )
+    failures = found.failures()
+    if failures:
+        raise BenchFailed(f"{len(failures)} requests failed, the first: {failures[0]}")
+    lines = overhead.measures(found, engine=options.engine)
+    record: dict[str, Rows] = {"machine": machine_rows(), "model": model_rows(card), "engine": found.occupancy.rows()}
+    for side in (found.direct, found.weir):
+        for load in side.loads(plan):
+            record[f"{side.target.name}, {load.name}"] = load.rows()
+    record["aims"] = overhead.verdict_rows(found, lines)
+    return Finished(measures=lines, record=record)
+
+
+BENCHES = {
+    bench.name: bench
+    for bench in (
+        Bench(
+            name=overhead.NAME,
+            about="the engine directly against the platform: time to first token, time between tokens, throughput",
+            run=run_overhead,
+        ),
+    )
+}

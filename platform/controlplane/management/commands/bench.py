@@ -1,0 +1,100 @@
+"""`manage.py bench NAME`: runs one bench of infra/bench. JSON lines on stdout, table and record on stderr.
+
+Uses the platform that runs from this clone when its engine is the one asked for; otherwise starts a private one in a
+temporary state directory and stops it afterwards. The record says which. Exit code 0 only when the bench ran whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from controlplane.local.paths import Layout
+from infra.bench.instance import Instance, InstanceFailed, private_instance
+from infra.bench.load import Refused
+from infra.bench.output import print_table
+from infra.bench.record import print_record
+from infra.bench.registry import BENCHES, Advance, Bench, BenchFailed, Finished, Options, engine_of
+
+ENGINES = ("vllm", "simulated")
+
+
+class Command(BaseCommand):
+    """Benches; `--list` names them."""
+
+    help = "Run a bench: one JSON object a line on stdout, table and record on stderr."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", nargs="?", choices=sorted(BENCHES), help="the bench to run")
+        parser.add_argument("--list", action="store_true", help="name the benches and stop")
+        parser.add_argument("--json", action="store_true", help="print the measures as JSON lines on stdout")
+        parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("ENGINE", "vllm"))
+        parser.add_argument("--requests", type=_positive, help="requests sent one at a time, on each side")
+        parser.add_argument("--concurrency", type=_positive, help="requests open at once in the throughput rounds")
+        parser.add_argument("--max-tokens", type=_positive, help="tokens to generate for each request")
+        parser.add_argument("--prompt-words", type=_positive, help="length of each prompt in words")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["list"]:
+            for bench in BENCHES.values():
+                self.stdout.write(f"{bench.name:<12} {bench.about}")
+            return
+        if options["name"] is None:
+            raise CommandError("name a bench, or use --list", returncode=2)
+        names = ("engine", "requests", "concurrency", "max_tokens", "prompt_words")
+        chosen = Options(**{name: options[name] for name in names})
+        console = Console(stderr=True)
+        try:
+            with _platform(chosen.engine, console) as instance:
+                finished = _run(BENCHES[options["name"]], instance, chosen, console)
+        except (InstanceFailed, BenchFailed, Refused, OSError, TimeoutError) as error:
+            raise CommandError(f"bench {options['name']} did not run whole: {error}") from error
+        if options["json"]:
+            for measure in finished.measures:
+                sys.stdout.write(measure.as_line() + "\n")
+            sys.stdout.flush()
+        print_record(finished.record, console=console)
+        print_table(finished.measures, console=console)
+
+
+@contextmanager
+def _platform(engine: str, console: Console) -> Iterator[Instance]:
+    home = Layout.of_clone().state
+    running = Instance.find(home)
+    kind = None if running is None else asyncio.run(engine_of(running))
+    if running is not None and kind == engine:
+        console.print(f"using the platform that runs from {home} (engine {engine})", highlight=False)
+        yield running
+        return
+    why = "none runs" if running is None else f"the running one has the engine {kind}"
+    console.print(f"starting a private platform with the engine {engine}: {why}", highlight=False)
+    with private_instance(engine=engine) as private:
+        yield private
+
+
+def _run(bench: Bench, instance: Instance, options: Options, console: Console) -> Finished:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        def start(total: int) -> Advance:
+            task = progress.add_task(f"bench {bench.name}", total=total)
+            return lambda count: progress.advance(task, count)
+
+        return asyncio.run(bench.run(instance, options, start))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(f"{value} is not positive")
+    return value

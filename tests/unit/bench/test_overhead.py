@@ -1,0 +1,122 @@
+"""The arithmetic of bench `overhead`, on answers with known times."""
+
+import itertools
+
+import pytest
+
+from infra.bench.engine_metrics import Occupancy, read_metrics
+from infra.bench.load import Answer, Target, failed
+from infra.bench.overhead import Comparison, Plan, Side, measures, verdict_rows
+from infra.bench.prompts import make_prompt
+from infra.bench.record import Load
+
+
+def answer(*, ttft: float, gap: float = 0.05, text: str = "abc", tokens: int = 3) -> Answer:
+    times = tuple(ttft + gap * number for number in range(tokens))
+    return Answer(
+        request_id="r",
+        status=200,
+        text=text,
+        finish_reason="length",
+        counts={"completion_tokens": tokens, "prompt_tokens": 10},
+        token_times=times,
+        total=times[-1],
+        failure="",
+    )
+
+
+def side(name: str, *, ttft: float, seconds: float) -> Side:
+    loads = [
+        Load(name="round", answers=[answer(ttft=ttft)] * 4, seconds=seconds * factor, concurrency=2)
+        for factor in (1, 1, 9)
+    ]
+    return Side(Target(name=name, model="m"), [answer(ttft=ttft)] * 5, 1.0, loads)
+
+
+@pytest.fixture
+def found() -> Comparison:
+    plan = Plan(requests=5, concurrency=2, rounds=3, waves=2)
+    return Comparison(plan, side("engine", ttft=0.1, seconds=1.0), side("weir", ttft=0.106, seconds=1.25))
+
+
+class TestMeasures:
+    def test_subtracts_percentiles_and_keeps_the_peers(self, found: Comparison) -> None:
+        lines = {line.metric: line for line in measures(found, engine="simulated")}
+        added = lines["added_ttft_p50_ms"]
+        assert added.value == pytest.approx(6.0)
+        assert added.peer_value == pytest.approx(100.0)
+        assert added.ratio == pytest.approx(1.06)
+        assert lines["added_itl_p99_ms"].value == pytest.approx(0.0, abs=1e-9)
+
+    def test_takes_throughput_from_the_median_round(self, found: Comparison) -> None:
+        lines = {line.metric: line for line in measures(found, engine="simulated")}
+        assert lines["output_tokens_per_second"].value == pytest.approx(12 / 1.25)
+        assert lines["throughput"].value == pytest.approx(0.8)
+        assert lines["throughput"].case == {"engine": "simulated", "concurrency": 2, "requests": 12}
+
+    def test_counts_pairs_that_did_not_get_the_same_answer(self, found: Comparison) -> None:
+        found.weir.alone[2] = answer(ttft=0.106, text="abd")
+        assert found.unequal() == 1
+
+    def test_names_every_failure_with_its_side(self, found: Comparison) -> None:
+        assert found.failures() == []
+        found.weir.alone[0] = failed("status 503: busy", status=503)
+        assert found.failures() == ["weir: status 503: busy"]
+
+    def test_says_of_each_aim_whether_it_was_met(self, found: Comparison) -> None:
+        rows = dict(verdict_rows(found, measures(found, engine="simulated")))
+        assert rows["added_ttft_p50_ms"].endswith("met")
+        assert rows["throughput"].endswith("missed")
+
+
+class TestLoad:
+    def test_counts_refusals_and_tokens(self) -> None:
+        load = Load(name="x", answers=[answer(ttft=0.1), failed("status 429", status=429)], seconds=2.0, concurrency=2)
+        rows = dict(load.rows())
+        assert load.rejected == 1
+        assert rows["requests"] == "2, 1 answered, 1 rejected"
+        assert rows["output tokens/s"] == "1.5"
+
+
+class TestPrompts:
+    def test_are_the_same_for_one_seed(self) -> None:
+        assert make_prompt(seed=1, index=2, words=40) == make_prompt(seed=1, index=2, words=40)
+
+    def test_differ_from_the_first_characters_on(self) -> None:
+        openings = [make_prompt(seed=1, index=index, words=40)[:16] for index in range(-3, 200)]
+        assert len(set(openings)) == len(openings)
+
+    def test_have_about_the_length_asked_for(self) -> None:
+        assert [len(make_prompt(seed=1, index=0, words=words).split()) for words in (10, 60)] == [10, 60]
+
+
+class TestEngineMetrics:
+    def test_sums_a_metric_over_its_labels(self) -> None:
+        lines = (
+            "# HELP x y",
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25',
+            'vllm:num{a="1"} 2',
+            'vllm:num{a="2"} 3.5 17',
+        )
+        assert read_metrics("\n".join([*lines, "plain 4", "bad x", ""])) == {
+            "vllm:kv_cache_usage_perc": 0.25,
+            "vllm:num": 5.5,
+            "plain": 4.0,
+        }
+
+    def test_records_the_peak_and_the_prefix_hits(self) -> None:
+        names = ("vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+        values = ((0.1, 100.0, 10.0), (0.4, 300.0, 60.0), (0.2, 500.0, 110.0))
+        rows = dict(Occupancy(looks=[dict(zip(names, look, strict=True)) for look in values]).rows())
+        assert rows["cache occupancy"] == "at most 40.0%, 20.0% at the end"
+        assert rows["prefix cache"] == "100 of 400 prompt tokens found"
+
+    def test_says_when_the_engine_reported_nothing(self) -> None:
+        assert Occupancy().rows() == [("cache occupancy", "the engine reported none")]
+
+
+class TestPlan:
+    def test_counts_what_it_sends(self) -> None:
+        plan = Plan(requests=10, concurrency=2, rounds=3, waves=4, warmup=1)
+        sides = itertools.repeat(1 + 10 + 3 * 2 * 4, 2)
+        assert plan.steps == sum(sides)
