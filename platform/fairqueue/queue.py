@@ -1,7 +1,7 @@
 """Step 5, QUEUE: the fair queue of one pool on Redis. Called by the gateway, the worker and the settler.
 
 Invariant: each operation is one Lua script in the pool's slot, safe to repeat; nothing is decided in Python but the
-service that token counts stand for (`policy`). Every call raises redis.exceptions.RedisError when Redis does not answer.
+service that token counts stand for (`policy`). Every call raises redis.exceptions.RedisError when there is no answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from fairqueue import policy, replies
 from fairqueue.keys import PoolKeys
 from fairqueue.loading import load_pool_scripts
 from fairqueue.messages import (
+    AbortReason,
     CancelReply,
     Enqueued,
     Final,
@@ -150,8 +151,6 @@ class FairQueue:
             policy.TICK_MS,
             self._bounds.log_bytes_max,
             self._bounds.holding_margin_ms,
-            self._bounds.lapses_max,
-            self._bounds.deaths_max,
             msgpack.packb(list(holding), use_bin_type=False),
             msgpack.packb([_packed(entry) for entry in entries], use_bin_type=False),
         )
@@ -211,10 +210,15 @@ class FairQueue:
     async def cancel(self, *, request_id: str, generation: int | None, reason: str) -> CancelReply:
         """Cancel by the client, an operator or a revocation (`reason` "cancelled" | "revoked").
 
-        `generation` comes with a lost connection: it does nothing when another has attached since.
+        `generation` comes with a lost connection: it does nothing when another has attached since. Raises ValueError
+        for another reason.
         """
         reply = await self._run(
-            "cancel", request_id, "" if generation is None else generation, reason, self._bounds.tombstone_ms
+            "cancel",
+            request_id,
+            "" if generation is None else generation,
+            AbortReason(reason).value,
+            self._bounds.tombstone_ms,
         )
         return CancelReply(reply.decode())
 

@@ -1,0 +1,104 @@
+-- step.lua: log and publish what one engine step released, extend leases, charge ticks, say what to abort.
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 lease_ms int | 4 tick_tokens int | 5 tick_ms int | 6 log_bytes_max int | 7 holding_margin_ms int | 8 holding msgpack list of request ids | 9 entries msgpack list of {request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in milli-tokens, out milli-tokens, progressed}
+-- RETURNS {{request_id, reason, request_id, reason...}, {stale request_id...}}.
+-- ATOMIC: a worker whose fence is stale writes nothing; a frame is logged, counted and published once.
+
+local now = clock(ARGV[1])
+local now_ms = ms(now)
+local worker = ARGV[2]
+local lease_until = now_ms + tonumber(ARGV[3])
+local tick_tokens, tick_ms, log_max = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local holding, entries = cmsgpack.unpack(ARGV[8]), cmsgpack.unpack(ARGV[9])
+local aborts, stale, named = {}, {}, {}
+local mailboxes, leases = {}, {}
+local PUSH_MAX = 1000
+
+local function abort(rid, reason)
+  if named[rid] == 'abort' then return end
+  named[rid] = 'abort'
+  aborts[#aborts + 1] = rid
+  aborts[#aborts + 1] = reason
+end
+
+local function publish_later(boxes, entry)
+  for box in string.gmatch(boxes, '[^\n]+') do
+    mailboxes[box] = mailboxes[box] or {}
+    table.insert(mailboxes[box], entry)
+  end
+end
+
+local function append(rid, frames)
+  for from = 1, #frames, PUSH_MAX do
+    redis.call('RPUSH', prefix .. 'out:' .. rid, unpack(frames, from, math.min(from + PUSH_MAX - 1, #frames)))
+  end
+end
+
+-- Charges up to the cumulative service of the attempt. The first charge corrects the prepaid input by what was cached.
+local function tick(job, j, e)
+  local completion, charged_ms = e[7], tonumber(j[9])
+  if e[5] == 0 and completion == 0 then return end
+  if charged_ms ~= 0 and completion - tonumber(j[8]) < tick_tokens and now_ms - charged_ms < tick_ms then return end
+  local weight, paid = tonumber(j[4]), tonumber(j[5])
+  local spent = math.max(tonumber(j[6]), virtual(e[10] + e[11], weight))
+  local target = math.max(spent, virtual(e[10] + math.max(e[11], tonumber(j[7])), weight))
+  redis.call('HSET', job, 'spent', whole(spent), 'paid', whole(target), 'charged_tokens', completion,
+    'charged_ms', now_ms)
+  if target ~= paid then charge(j[10], target - paid) end
+end
+
+-- e: request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in, out, progressed.
+local function write(e, j)
+  local rid, job, frames, last = e[1], job_key(e[1]), e[4], tonumber(j[3])
+  local known = last + 1 - e[3]
+  if known < 0 then return abort(rid, 'gap') end
+  local fresh, size = {}, tonumber(j[11])
+  for i = known + 1, #frames do
+    fresh[#fresh + 1] = frames[i]
+    size = size + #frames[i]
+  end
+  if #fresh > 0 and size > log_max then return abort(rid, 'log_full') end
+  -- A step that comes late, after its repeat and others, says nothing new.
+  if e[7] < tonumber(j[13]) or (#frames > 0 and #fresh == 0) then return end
+  if #fresh > 0 then
+    append(rid, fresh)
+    publish_later(j[12], {'f', rid, e[2], last + 1, fresh})
+  end
+  redis.call('HSET', job, 'last_seq', last + #fresh, 'log_bytes', size, 'prompt', e[5], 'cached', e[6],
+    'completion', e[7], 'reasoning', e[8], 'delivered', e[9])
+  tick(job, j, e)
+  if e[12] then
+    leases[#leases + 1] = lease_until
+    leases[#leases + 1] = rid
+  end
+end
+
+for _, rid in ipairs(holding) do named[rid] = 'held' end
+for _, e in ipairs(entries) do
+  local rid = e[1]
+  local j = redis.call('HMGET', job_key(rid), 'state', 'fence', 'last_seq', 'weight', 'paid', 'spent', 'pre_out',
+    'charged_tokens', 'charged_ms', 'tenant', 'log_bytes', 'mailboxes', 'completion')
+  if j[1] == 'running' and j[2] == e[2] then
+    named[rid] = named[rid] or 'held'
+    write(e, j)
+  else
+    stale[#stale + 1] = rid
+    abort(rid, 'fence')
+  end
+end
+if #leases > 0 then redis.call('ZADD', lease, unpack(leases)) end
+for box, messages in pairs(mailboxes) do redis.call('PUBLISH', box, cmsgpack.pack(messages)) end
+
+local flags = redis.call('HGETALL', prefix .. 'flags:' .. worker)
+for i = 1, #flags, 2 do abort(flags[i], flags[i + 1]) end
+
+-- What is leased to the worker, against what it thinks it has.
+local held, owned = redis.call('ZRANGE', prefix .. 'held:' .. worker, 0, -1, 'WITHSCORES'), {}
+for i = 1, #held, 2 do
+  owned[held[i]] = true
+  if not named[held[i]] and tonumber(held[i + 1]) + tonumber(ARGV[7]) < now_ms then give_up(held[i], now, 'back') end
+end
+for _, rid in ipairs(holding) do
+  if not owned[rid] then abort(rid, 'fence') end
+end
+return {aborts, stale}
