@@ -1,8 +1,8 @@
 """The shape of a policy document: strict, bounded, with the field's name in every complaint.
 
-    {"id": "pol_demo", "version": 3, "rules": [
-      {"name": "card", "kind": "pii", "stage": ["prompt", "output"], "action": "redact", "fail": "closed",
-       "config": {"kinds": ["card"], "replacement": "[card]"}}]}
+{"id": "pol_demo", "version": 3, "rules": [
+  {"name": "card", "kind": "pii", "stage": ["prompt", "output"], "action": "redact", "fail": "closed",
+   "config": {"kinds": ["card"], "replacement": "[card]"}}]}
 """
 
 from typing import Annotated, Any, Literal

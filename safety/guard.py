@@ -1,15 +1,28 @@
-"""Step 4, GUARDRAIL: the prompt gate (pure rules; `check_prompt_with` also awaits guardrails-ai rules)."""
+"""Step 4, GUARDRAIL: the prompt gate. Called by the gateway's admission with every text of a request: all messages,
+all parts, whatever their role.
+
+Invariant: a verdict names each prompt rule of the policy, in order, and says truly whether it ran. A rule that could
+not run blocks, unless the policy says that it fails open.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from safety.engines.pool import ValidatorPool
-from safety.policy import CompiledPolicy
+from safety.engines.pool import Validation, ValidatorPool
+from safety.policy import CompiledPolicy, CompiledRule
+from safety.rules.cover import Cover, Tally
+from safety.rules.normalise import read
+from safety.rules.port import Span
+from safety.rules.tracker import Plan, Reader, Tracker
+from safety.verdicts import Action, RuleState, Stage, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptVerdict:
-    """`redacted_texts` has the same length and order as the texts given, or is None when nothing changed."""
+    """`redacted_texts` has the length and order of the texts given, or is None when nothing changed.
+
+    `blocked_by` is the first blocking rule of the policy.
+    """
 
     blocked: bool
     blocked_by: str | None
@@ -17,11 +30,161 @@ class PromptVerdict:
     verdicts: tuple[str, ...]
 
 
-def check_prompt(policy: CompiledPolicy, texts: Sequence[str], *, monotonic: Callable[[], float]) -> PromptVerdict: ...
+def check_prompt(policy: CompiledPolicy, texts: Sequence[str], *, monotonic: Callable[[], float]) -> PromptVerdict:
+    """Run the pure prompt rules over each text. `monotonic` gives seconds, read around each rule."""
+    return _verdict(texts, *_run_pure(policy, texts, monotonic=monotonic))
 
 
 async def check_prompt_with(
     policy: CompiledPolicy, texts: Sequence[str], *, pool: ValidatorPool | None, monotonic: Callable[[], float]
 ) -> PromptVerdict:
-    """What the gateway calls: pure rules first, then the policy's guardrails-ai rules (none: costs nothing)."""
-    ...
+    """What the gateway awaits: the pure rules, then the policy's guardrails-ai rules on what the pure rules left.
+
+    Without such rules nothing is awaited. A rule without a pool did not run, and fails as the policy says.
+    """
+    results, redacted = _run_pure(policy, texts, monotonic=monotonic)
+    if not any(_blocks(result) for result in results):
+        for rule in policy.buffered(Stage.PROMPT):
+            result, redacted = await _run_validator(rule, redacted, pool)
+            results.append(result)
+            if _blocks(result):
+                break
+    ran = {result.rule for result in results}
+    skipped = [_unseen(rule) for rule in policy.buffered(Stage.PROMPT) if rule.name not in ran]
+    return _verdict(texts, [*results, *skipped], redacted)
+
+
+def _verdict(texts: Sequence[str], results: Sequence[Verdict], redacted: Sequence[str]) -> PromptVerdict:
+    blocking = next((result.rule for result in results if _blocks(result)), None)
+    changed = blocking is None and list(redacted) != list(texts)
+    return PromptVerdict(
+        blocked=blocking is not None,
+        blocked_by=blocking,
+        redacted_texts=tuple(redacted) if changed else None,
+        verdicts=tuple(result.line() for result in results),
+    )
+
+
+def _blocks(result: Verdict) -> bool:
+    """Did this rule stop the request, by a hit or by failing closed?"""
+    return result.acted and (result.action is Action.BLOCK or result.state not in (RuleState.RAN, RuleState.STOPPED))
+
+
+def _run_pure(
+    policy: CompiledPolicy, texts: Sequence[str], *, monotonic: Callable[[], float]
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of the pure rules, and the texts as they leave them. Redaction is by all rules at once."""
+    results = []
+    covers: list[list[tuple[int, Span]]] = [[] for _ in texts]
+    for number in policy.pure(Stage.PROMPT):
+        rule = policy.rules[number]
+        began = monotonic()
+        hits = 0
+        for index, text in enumerate(texts):
+            spans, count = _find(rule, text)
+            hits += count
+            if rule.action is Action.REDACT:
+                covers[index].extend((number, span) for span in spans)
+            if hits and rule.action is Action.BLOCK:
+                break
+        results.append(_pure_verdict(rule, hits=hits, spent_us=round((monotonic() - began) * 1_000_000)))
+    redacted = [_cover(policy, text, spans) if spans else text for text, spans in zip(texts, covers, strict=True)]
+    return results, redacted
+
+
+def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:
+    return Verdict(
+        rule=rule.name,
+        stage=Stage.PROMPT,
+        action=rule.action,
+        state=RuleState.RAN,
+        hits=hits,
+        acted=hits > 0 and rule.action is not Action.FLAG,
+        spent_us=spent_us,
+    )
+
+
+def _find(rule: CompiledRule, text: str) -> tuple[list[Span], int]:
+    """Matches of one rule in one text, and the number of groups they make; for a blocking rule the first match.
+
+    Native code looks first: most texts hold no match. Where one may begin, the same automata as on output say exactly.
+    """
+    likely = []
+    begin = len(text)
+    for automaton in rule.automata:
+        formed, offsets = read(text, automaton.form)
+        first = automaton.first(formed)
+        if first is not None:
+            likely.append(automaton)
+            begin = min(begin, first if offsets is None else offsets[first] if first < len(offsets) else 0)
+    if not likely:
+        return [], 0
+    tracker = Tracker(
+        Plan(Reader(rule=0, holds=True, automaton=one) for one in likely), position=begin, before=text[:begin]
+    )
+    spans: list[Span] = []
+    tally = Tally()
+    for char in text[begin:]:
+        for hit in tracker.step(char):
+            spans.append(hit.span)
+            tally.add(hit.span, settled=tracker.held_from())
+        if spans and rule.action is Action.BLOCK:
+            return spans, 1
+    for hit in tracker.finish():
+        spans.append(hit.span)
+        tally.add(hit.span, settled=tracker.position)
+    return spans, 1 if spans and rule.action is Action.BLOCK else tally.count
+
+
+def _cover(policy: CompiledPolicy, text: str, spans: Sequence[tuple[int, Span]]) -> str:
+    cover = Cover()
+    cover.append(text)
+    for number, span in spans:
+        cover.add(span, rule=number)
+    return cover.release(len(text), replacements=policy.replacements)
+
+
+async def _run_validator(
+    rule: CompiledRule, texts: Sequence[str], pool: ValidatorPool | None
+) -> tuple[Verdict, list[str]]:
+    """Judge every text that is not empty; the first that cannot be judged decides the state."""
+    left = list(texts)
+    hits = spent = 0
+    state = RuleState.RAN
+    for index, text in enumerate(texts):
+        if not text:
+            continue
+        outcome = await run_call(rule, text, pool)
+        spent += outcome.spent_us
+        if outcome.state is not RuleState.RAN:
+            state = outcome.state
+            break
+        if not outcome.passed:
+            hits += 1
+            if rule.action is Action.REDACT:
+                left[index] = rule.replacement if outcome.fixed is None else outcome.fixed
+    result = judged(rule, Stage.PROMPT, state=state, hits=hits, spent_us=spent)
+    return result, left
+
+
+async def run_call(rule: CompiledRule, text: str, pool: ValidatorPool | None) -> Validation:
+    """The pool's answer for a guardrails-ai rule; REFUSED where the process has no pool."""
+    assert rule.call is not None
+    if pool is None:
+        return Validation(state=RuleState.REFUSED, passed=False, fixed=None, spent_us=0)
+    return await pool.validate(rule.call, text)
+
+
+def judged(rule: CompiledRule, stage: Stage, *, state: RuleState, hits: int, spent_us: int) -> Verdict:
+    """The verdict of a guardrails-ai rule. One that did not run has acted if it fails closed."""
+    hit = hits > 0 and rule.action is not Action.FLAG
+    acted = hit if state is RuleState.RAN else not rule.fails_open
+    return Verdict(
+        rule=rule.name, stage=stage, action=rule.action, state=state, hits=hits, acted=acted, spent_us=spent_us
+    )
+
+
+def _unseen(rule: CompiledRule) -> Verdict:
+    """A rule that an earlier block spared."""
+    ran = judged(rule, Stage.PROMPT, state=RuleState.RAN, hits=0, spent_us=0)
+    return replace(ran, state=RuleState.STOPPED, spent_us=None)

@@ -148,9 +148,7 @@ def _automata(rule: Rule) -> tuple[Automaton, ...]:
     match rule.kind:
         case "regex":
             form = Form.COMPAT if rule.config.normalise else Form.RAW
-            return compile_regex(
-                pattern=rule.config.pattern, match_chars_max=rule.config.match_chars_max, form=form
-            )
+            return compile_regex(pattern=rule.config.pattern, match_chars_max=rule.config.match_chars_max, form=form)
         case "ban_list":
             return (compile_ban_list(words=rule.config.words, whole_words=rule.config.whole_words),)
         case "secrets":

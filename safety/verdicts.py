@@ -47,7 +47,6 @@ class Verdict:
     def line(self) -> str:
         """`stage=prompt rule=ssn action=block state=ran hits=1 acted=yes us=35`; rule names hold no space."""
         acted = "yes" if self.acted else "no"
-        text = (
-            f"stage={self.stage} rule={self.rule} action={self.action} state={self.state} hits={self.hits} acted={acted}"
-        )
+        what = f"stage={self.stage} rule={self.rule} action={self.action}"
+        text = f"{what} state={self.state} hits={self.hits} acted={acted}"
         return text if self.spent_us is None else f"{text} us={self.spent_us}"

@@ -69,7 +69,7 @@ class OutputWindow:
         if channel in self._finished:
             raise ValueError(f"channel {channel} is finished")
         if self.blocked:
-            return Released("", True)
+            return Released("", blocked=True)
         began = self._monotonic()
         state = self._channels.get(channel)
         if state is None:

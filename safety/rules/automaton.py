@@ -96,7 +96,9 @@ class _Program:
         if isinstance(node, Repeat):
             return self._emit_repeat(node, after)
         assert isinstance(node, Place)
-        raise RuleError(f"`{node.edge}` is supported at the beginning or the end of the pattern or of an alternative only")
+        raise RuleError(
+            f"`{node.edge}` is supported at the beginning or the end of the pattern or of an alternative only"
+        )
 
     def _emit_repeat(self, node: Repeat, after: int) -> int:
         entry = after

@@ -32,7 +32,7 @@ _UNSPACED = (
 
 @dataclass(frozen=True, slots=True)
 class BanList:
-    """`safety.rules.port.Automaton` of a word list. Node 0 is the root; `ends[node]` are lengths of words ending there."""
+    """The automaton of a word list. Node 0 is the root; `ends[node]` are the lengths of the words that end there."""
 
     children: tuple[dict[str, int], ...]
     fail: tuple[int, ...]

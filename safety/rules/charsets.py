@@ -45,12 +45,7 @@ def contains(ranges: Ranges, code: int) -> bool:
 
 def fold_case(ranges: Ranges) -> Ranges:
     """`ranges` with every character of the same simple case folding."""
-    extra = [
-        (other, other)
-        for group in _orbits()
-        if any(contains(ranges, code) for code in group)
-        for other in group
-    ]
+    extra = [(other, other) for group in _orbits() if any(contains(ranges, code) for code in group) for other in group]
     return merge([*ranges, *extra])
 
 

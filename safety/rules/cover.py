@@ -7,7 +7,7 @@ from safety.rules.port import Span
 
 @dataclass(slots=True)
 class Group:
-    """Matches that overlap. `lead` is the (start, rule) of the leftmost, first in the policy: it names the replacement."""
+    """Matches that overlap. `lead`, the (start, rule) of the leftmost and then first rule, names the replacement."""
 
     start: int
     end: int

@@ -57,4 +57,4 @@ class Automaton(Protocol):
         """May a match begin with `char`? An idle scanner is woken only by such a character."""
 
     def first(self, text: str, /) -> int | None:
-        """A lower bound for the start of the first match in a whole text of its form; None: there is none. Native code."""
+        """By native code: no match of a whole text (in this form) begins before this; None when there is no match."""

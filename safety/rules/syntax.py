@@ -208,7 +208,7 @@ class _Parser:
         if not digits or len(digits) > 6 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
             raise self._error(r"a bad \x escape")
         code = int(digits, 16)
-        if len(digits) < 2 and width == 2 or code > charsets.LAST:
+        if (len(digits) < 2 and width == 2) or code > charsets.LAST:
             raise self._error(r"a bad \x escape")
         self._at += width
         return code
