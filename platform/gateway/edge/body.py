@@ -1,6 +1,6 @@
 """Reads one request body and parses it strictly. Step 1; called by the routes of `app.py`.
 
-Invariants: the size is counted after decompression and never passed in memory; the whole body arrives before a deadline;
+Invariants: the size is counted after decompression and never passed in memory; the body arrives before a deadline;
 what JSON leaves open (doubled keys, NaN, unbounded integers, lone surrogates, depth) is refused here with 400, so that
 no later step meets it.
 """

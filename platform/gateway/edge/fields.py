@@ -1,7 +1,8 @@
 """Checks of single JSON values. Step 1; called by the field tables of `schema.py`, `messages.py` and `json_schema.py`.
 
-A `Check` takes a value and its path, returns the value as the engine will get it, and raises InvalidRequest with the
-path in `param`. Invariant: strict types (true is no number, "1" is no integer), so what passes is what the engine reads.
+A `Check` takes a value and its path, returns the value as the engine will get it, and raises InvalidRequest with
+the path in `param`. Invariant: strict types (true is no number, "1" is no integer), so what passes is what the
+engine reads.
 """
 
 import math
@@ -111,7 +112,7 @@ def refused(reason: str) -> Check:
     return check
 
 
-def only(*values: Any, reason: str) -> Check:
+def only(values: tuple[Any, ...], *, reason: str) -> Check:
     """A field that is accepted with its harmless values alone."""
 
     def check(value: Any, param: str) -> Any:

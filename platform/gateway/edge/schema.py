@@ -1,8 +1,8 @@
 """The fields of POST /v1/chat/completions and /v1/completions, as tables. Step 1; called by the inference routes.
 
-Every field that the engine or OpenAI knows stands in a table: checked and passed on, read here, or refused with a reason.
-Any other field is refused with its name in `param`. Invariant: nothing a client sends is dropped silently, and an
-explicit null means the default. The bounds follow what has killed engines (vLLM's advisories), see docs/limits.md.
+Every field that the engine or OpenAI knows stands in a table: checked and passed on, read here, or refused with a
+reason. Any other field is refused with its name in `param`. Invariant: nothing a client sends is dropped silently, and
+an explicit null means the default. The bounds follow what has killed engines (vLLM's advisories): docs/limits.md.
 """
 
 from collections.abc import Iterable
@@ -105,7 +105,7 @@ def _check_prompt(value: Any, param: str) -> str | list[int]:
 def _check_stream_options(value: Any, param: str) -> dict[str, Any]:
     given = mapping(value, param)
     only_keys(given, frozenset({"include_usage", "include_obfuscation"}), param)
-    only(None, False, reason="streams are not padded here")(
+    only((None, False), reason="streams are not padded here")(
         given.get("include_obfuscation"), f"{param}.include_obfuscation"
     )
     if given.get("include_usage") is not None:
@@ -159,21 +159,21 @@ _READ: dict[str, Check] = {
     "user": text(limits.END_USER_MAX, shortest=1),
     "safety_identifier": text(limits.END_USER_MAX, shortest=1),
     "on_disconnect": one_of("cancel", "continue"),
-    "store": only(False, reason="answers are not stored for the client"),
-    "service_tier": only("auto", "default", reason="the tier follows from the API key's plan"),
+    "store": only((False,), reason="answers are not stored for the client"),
+    "service_tier": only(("auto", "default"), reason="the tier follows from the API key's plan"),
 }
 _CHAT_READ: dict[str, Check] = {
     **_READ,
     "messages": check_messages,
     "tools": check_tools,
     "max_completion_tokens": _tokens,
-    "modalities": only(["text"], reason="this platform serves text only"),
+    "modalities": only((["text"],), reason="this platform serves text only"),
 }
 _COMPLETION_READ: dict[str, Check] = {
     **_READ,
     "prompt": _check_prompt,
     "best_of": integer(1, limits.CHOICES_MAX),
-    "echo": only(False, reason="the prompt is not sent back"),
+    "echo": only((False,), reason="the prompt is not sent back"),
 }
 
 _SERVER_SIDE = "the server sets it"

@@ -1,0 +1,145 @@
+"""A request between its check and its ticket: model found, tokens counted, price chosen. Pure; for `admission.py`.
+
+Invariant: what was counted, held and guarded is what the ticket carries.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from billing.rating.rate import worst_case
+from contracts.errors import InvalidRequest
+from contracts.jobs import Endpoint, ServiceClass, Ticket
+from contracts.models import ModelCard
+from contracts.money import PriceCard
+from contracts.tenancy import TenantContext
+from gateway.edge.messages import flatten
+from gateway.edge.schema import Asked
+from gateway.prompts import PromptContent
+from gateway.tokenizer import PromptTokenizer
+from tenants.limits.holds import HoldRequest, Idempotency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """`received_at` is monotonic: the last byte of the request. Times in microseconds are durations."""
+
+    request_id: str
+    context: TenantContext
+    asked: Asked
+    card: ModelCard
+    tokenizer: PromptTokenizer
+    content: PromptContent
+    prompt_tokens: int
+    max_tokens: int
+    price: PriceCard
+    idempotency: Idempotency | None
+    received_at: float
+    guard_us: int = 0
+    verdicts: tuple[str, ...] = ()
+
+    def hold_request(self, *, enqueue_deadline_ms: int) -> HoldRequest:
+        """The worst case of this request, to be held in every limit of key, project and tenant."""
+        context, output_tokens_max = self.context, self.max_tokens * self.asked.choices
+        return HoldRequest(
+            request_id=self.request_id,
+            tenant_id=context.tenant_id,
+            project_id=context.project_id,
+            api_key_id=context.api_key_id,
+            key_epoch=context.key_epoch,
+            tenant_epoch=context.tenant_epoch,
+            limits=context.limits,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens_max=output_tokens_max,
+            cost_max_nano=worst_case(self.price, prompt_tokens=self.prompt_tokens, output_tokens_max=output_tokens_max),
+            timezone=context.timezone,
+            enqueue_deadline_ms=enqueue_deadline_ms,
+            pool=self.card.pool,
+            idempotency=self.idempotency,
+            cut_to_affordable=context.cut_to_affordable,
+            output_nano_per_token=self.price.output_nano,
+            choices=self.asked.choices,
+        )
+
+    def ticket(self, *, cache_salt: str, admitted_at_ms: int, edge_us: int, cut: bool, end_user_hash: str) -> Ticket:
+        """What travels through the queue."""
+        context = self.context
+        return Ticket(
+            request_id=self.request_id,
+            tenant_id=context.tenant_id,
+            project_id=context.project_id,
+            api_key_id=context.api_key_id,
+            pool=self.card.pool,
+            model=self.card.model,
+            endpoint=self.asked.endpoint,
+            body=orjson.dumps(self._engine_body()),
+            stream=self.asked.stream,
+            include_usage=self.asked.include_usage,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            choices=self.asked.choices,
+            cache_salt=cache_salt,
+            price=self.price,
+            policy=context.policy,
+            service_class=ServiceClass.INTERACTIVE,
+            admitted_at_ms=admitted_at_ms,
+            edge_us=edge_us,
+            guard_us=self.guard_us,
+            evaluation_log=context.evaluation_log,
+            budget_cut=cut,
+            end_user_hash=end_user_hash,
+            guard_prompt=self.verdicts,
+        )
+
+    def _engine_body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {**self.asked.sampling, "max_tokens": self.max_tokens}
+        if self.asked.choices > 1:
+            body["n"] = self.asked.choices
+        if self.asked.endpoint is Endpoint.COMPLETIONS:
+            body["prompt"] = self.content.token_ids or self.content.text
+            return body
+        body["messages"] = self.content.messages
+        if self.content.tools:
+            body["tools"] = [_without_nulls(tool) for tool in self.content.tools]
+        return body
+
+
+def _without_nulls(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {key: value for key, value in tool["function"].items() if value is not None}}
+
+
+def content_of(asked: Asked, tokenizer: PromptTokenizer) -> PromptContent:
+    """The prompt in the one form that is guarded, counted and sent: parts are flattened where the template wants it."""
+    token_ids = asked.prompt if isinstance(asked.prompt, list) else []
+    return PromptContent(
+        messages=flatten(asked.messages) if tokenizer.parts_as_text else asked.messages,
+        tools=asked.tools,
+        text=tokenizer.decode(token_ids) if token_ids else str(asked.prompt or ""),
+        token_ids=token_ids,
+    )
+
+
+def output_tokens(asked: Asked, context: TenantContext, *, context_tokens: int, prompt_tokens: int) -> int:
+    """max_tokens of one choice, asked for or by default. Raises InvalidRequest when prompt or answer do not fit."""
+    room = context_tokens - prompt_tokens
+    prompt_field = "messages" if asked.endpoint is Endpoint.CHAT else "prompt"
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt has {prompt_tokens} tokens; the model's context is {context_tokens}, and one must be left",
+            param=prompt_field,
+            code="context_length_exceeded",
+        )
+    cap = room if context.max_tokens_cap is None else min(room, context.max_tokens_cap)
+    granted = min(cap, context.max_tokens_default) if asked.max_tokens is None else asked.max_tokens
+    if granted > room:
+        raise InvalidRequest(
+            f"max_tokens {granted} and the prompt's {prompt_tokens} tokens pass the context of {context_tokens}",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if granted > cap or granted < 1:
+        raise InvalidRequest(f"max_tokens: at most {cap} for this API key", param="max_tokens", code="max_tokens_cap")
+    if asked.sampling.get("min_tokens", 0) > granted:
+        raise InvalidRequest(f"min_tokens: must be at most max_tokens ({granted})", param="min_tokens")
+    return granted

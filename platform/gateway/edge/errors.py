@@ -1,0 +1,110 @@
+"""The one place that turns an error into what a client sees: HTTP, an SSE frame, or a WebSocket event. Step 1.
+
+OpenAI's error object; `x-should-retry`, `retry-after-ms` and `Retry-After`, because the SDKs retry 408, 409, 429 and 5xx
+unless told otherwise. Invariant: the text is one of ours; no traceback, secret, address or prompt gets out.
+"""
+
+import math
+from typing import Any
+
+from contracts import errors
+from contracts.errors import Rejected, WeirError
+from contracts.outcomes import Outcome
+from fairqueue.messages import Final
+from tenants.limits.holds import Headroom, RateLimited
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Gone(Rejected):
+    """It was here, and is no longer kept."""
+
+    status, type, code = 410, "invalid_request_error", "gone"
+
+
+class InternalError(WeirError):
+    """A mistake of ours; what it was stands in the log under the request's id."""
+
+    def __init__(self) -> None:
+        super().__init__("something went wrong on our side; the request id names it in our log")
+
+
+class ExternalFailure(WeirError):
+    """An error as the final frame of a request tells it."""
+
+    def __init__(self, *, message: str, code: str, status: int, kind: str) -> None:
+        super().__init__(message, code=code)
+        self.shown_status = status
+        self.shown_type = kind
+
+
+# Retrying these with the same request cannot help, or would start and bill it again.
+_NEVER_RETRY = (errors.BudgetSpent, errors.Cancelled, errors.DeadlinePassed, errors.SlowReader, errors.EngineFailed)
+_TYPE_OF_STATUS = {400: "invalid_request_error", 499: "cancelled_error", 504: "timeout_error"}
+
+
+def status_of(error: WeirError) -> int:
+    return error.shown_status if isinstance(error, ExternalFailure) else error.status
+
+
+def error_object(error: WeirError) -> dict[str, Any]:
+    """OpenAI's `{"error": …}`; `code` is always a string."""
+    kind = error.shown_type if isinstance(error, ExternalFailure) else error.type
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_headers(error: WeirError) -> Headers:
+    """Retry advice, and the rate headers of a 429."""
+    headers: Headers = []
+    if isinstance(error, RateLimited):
+        headers += rate_headers(requests=error.requests, tokens=error.tokens)
+    if error.retry_after_ms is not None:
+        seconds = max(1, math.ceil(error.retry_after_ms / 1000))
+        headers += [
+            (b"retry-after-ms", b"%d" % max(1, error.retry_after_ms)),
+            (b"retry-after", b"%d" % seconds),
+            (b"x-should-retry", b"true"),
+        ]
+    elif isinstance(error, _NEVER_RETRY) or status_of(error) in (409, 429, 499, 502, 504):
+        headers.append((b"x-should-retry", b"false"))
+    return headers
+
+
+def rate_headers(*, requests: Headroom | None, tokens: Headroom | None) -> Headers:
+    """`x-ratelimit-*`; an unlimited metric has none. Remaining is never negative; reset is a duration like `1m2s`."""
+    headers: Headers = []
+    for name, room in ((b"requests", requests), (b"tokens", tokens)):
+        if room is not None:
+            headers += [
+                (b"x-ratelimit-limit-" + name, b"%d" % room.limit),
+                (b"x-ratelimit-remaining-" + name, b"%d" % max(0, room.remaining)),
+                (b"x-ratelimit-reset-" + name, duration_text(room.reset_ms).encode()),
+            ]
+    return headers
+
+
+def duration_text(duration_ms: int) -> str:
+    """OpenAI's form of a duration: 250ms, 1s, 6m0s, 2h0m0s."""
+    if duration_ms < 1000:
+        return f"{max(0, duration_ms)}ms"
+    seconds = math.ceil(duration_ms / 1000)
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours}h{minutes}m{seconds % 60}s"
+    return f"{minutes}m{seconds % 60}s" if minutes else f"{seconds}s"
+
+
+def failure_of(final: Final) -> WeirError | None:
+    """What a final frame reports instead of an answer; None when the answer is whole.
+
+    An output that the guard stopped is an answer: its last frame carries `finish_reason: content_filter`.
+    """
+    if final.outcome is Outcome.OK or (final.outcome is Outcome.GUARDRAIL and final.finish_reason):
+        return None
+    status = final.status if 400 <= final.status <= 599 else 502
+    return ExternalFailure(
+        message=final.error_message or "the request did not finish",
+        code=final.error_code or "engine_error",
+        status=status,
+        kind=_TYPE_OF_STATUS.get(status, "api_error"),
+    )
