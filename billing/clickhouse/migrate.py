@@ -6,14 +6,13 @@ crash between them, since they say IF NOT EXISTS.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-
-import structlog
 
 from stores.clickhouse import ClickHouse, ClickHouseError
 
@@ -24,7 +23,7 @@ _LOCK_TRIES = 120
 _TABLE_EXISTS = 57
 _NAME = re.compile(r"^(?P<version>\d{4})_[a-z0-9_]+\.sql$")
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger("weir.clickhouse")
 
 
 class MigrationError(Exception):
@@ -105,7 +104,7 @@ def migrate(
                 rows=[row],
                 token=f"migration-{migration.version}-{migration.checksum}",
             )
-            log.info("applied a ClickHouse migration", name=migration.name)
+            log.info("applied the ClickHouse migration %s", migration.name)
     return [migration.name for migration in missing]
 
 
@@ -138,7 +137,7 @@ def _lock(clickhouse: ClickHouse, pause: Callable[[float], None]) -> Iterator[No
             break
         age = clickhouse.execute(_LOCK_AGE)
         if age and age[0]["seconds"] > LOCK_STALE_SECONDS:
-            log.warning("breaking a stale migration lock", seconds=age[0]["seconds"])
+            log.warning("breaking a migration lock of %d seconds ago", age[0]["seconds"])
             clickhouse.command(_UNLOCK)
         else:
             pause(_LOCK_WAIT_SECONDS)

@@ -143,3 +143,19 @@ class LatencyPercentiles:
     ttft: Percentiles
     itl: Percentiles
     output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLine:
+    """One line of the usage report: usage billed in a period, by model, key, outcome and currency."""
+
+    model: str
+    api_key_id: str
+    outcome: str
+    currency: str
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_nano: int

@@ -7,14 +7,15 @@ session refuses the rest); the socket's mode is 0600; connections, frames and ev
 
 import asyncio
 import contextlib
+import logging
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import structlog
 
 from stores.clickhouse import (
     READ_TIMEOUT_SECONDS,
@@ -31,11 +32,12 @@ CONNECTIONS_MAX = 16
 REQUEST_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = RESULT_BYTES_MAX * 4  # max_result_bytes counts the columns in memory, text can be longer
 _HEAD = 4
+_ADDRESS_BYTES_MAX = 100
 _IO_SECONDS = 5.0
 # A query may wait for others before it; the owner's session ends each after READ_TIMEOUT_SECONDS.
 _ANSWER_SECONDS = READ_TIMEOUT_SECONDS + 10.0
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger("weir.clickhouse")
 
 
 class ChdbServer:
@@ -53,7 +55,8 @@ class ChdbServer:
         # The owner holds the directory's lock, so a socket left here belongs to a dead meter.
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
+        with _short(self._path) as name:
+            listener.bind(name)
         self._path.chmod(0o600)  # before listen: nobody connects in between
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=CONNECTIONS_MAX)
         return self
@@ -76,7 +79,7 @@ class ChdbServer:
                 request = await _receive(reader)
             await _send(writer, await self._answer(request))
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            log.info("a reader went away", reason=str(error) or type(error).__name__)
+            log.info("a reader went away: %s", error or type(error).__name__)
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -118,12 +121,26 @@ class ChdbClient:
     def _ask(self, frame: bytes) -> dict[str, Any]:
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
             connection.settimeout(_IO_SECONDS)
-            connection.connect(str(self._path))
+            with _short(self._path) as name:
+                connection.connect(name)
             connection.sendall(frame)
             connection.settimeout(_ANSWER_SECONDS + _IO_SECONDS)
             with connection.makefile("rb") as stream:
                 length = _length(_exactly(stream.read(_HEAD), _HEAD), ANSWER_BYTES_MAX)
                 return _unpack(_exactly(stream.read(length), length))
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the socket that fits the 108 bytes of a Unix address, however deep its directory is."""
+    if len(os.fsencode(path)) < _ADDRESS_BYTES_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def _exactly(data: bytes, size: int) -> bytes:

@@ -1,7 +1,7 @@
 -- One row for each terminal request revision: the source of every report, and of every bill.
 --
 -- Every column of the sort and partition keys is fixed once per request, so a row that arrives twice collapses.
--- Revision 0 is the request; a later revision is a signed difference, so that sums stay right.
+-- Revision 1 is the request; a later revision is a signed difference, so that sums stay right.
 -- `version` prefers the lowest attempt. Durations are microseconds; ttft_ms and itl_ms are computed from them.
 CREATE TABLE IF NOT EXISTS inference_requests_audit ${on_cluster} (
     request_id UUID,
@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS inference_requests_audit ${on_cluster} (
     ttft_ms Float64 ALIAS ttft_us / 1000,
     itl_count UInt64 ALIAS arraySum(mapValues(itl)),
     itl_ms Float64 ALIAS if(empty(itl), 0, itl_sum_us / arraySum(mapValues(itl)) / 1000),
-    CONSTRAINT parts_within_their_whole CHECK revision > 0
+    CONSTRAINT parts_within_their_whole CHECK revision > 1
         OR (cached_tokens BETWEEN 0 AND prompt_tokens AND reasoning_tokens BETWEEN 0 AND completion_tokens AND cost >= 0),
     CONSTRAINT cost_is_the_sum_of_its_parts CHECK cost = cost_input + cost_cached + cost_output
 ) ENGINE = ${replacing_by_version}

@@ -1,0 +1,23 @@
+"""Key names that the consumers of usage streams add to Redis, and the two they share with the fair queue.
+
+The stream's own name belongs to `fairqueue.keys`; rooms of one layer do not import each other, so a contract test holds
+the two together. Invariant: what must change together with a pool's stream carries that pool's hash tag.
+"""
+
+MODELS = "w:models"  # HASH model -> encoded ModelCard, written by workers
+KNOWN_POOLS = "w:usage:pools"  # SET of pools ever seen: a model that left must still be drained
+
+
+def usage_stream(pool: str) -> str:
+    """STREAM of usage records of one pool."""
+    return f"w:{{p:{pool}}}:usage"
+
+
+def dead_usage(pool: str) -> str:
+    """STREAM of records that no group member could take, with the reason. Never trimmed by us: it blocks a close."""
+    return f"w:{{p:{pool}}}:usage:dead"
+
+
+def manifests(group: str) -> str:
+    """HASH batch id -> manifest: batches whose insert may or may not have happened."""
+    return f"w:usage:manifests:{group}"
