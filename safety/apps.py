@@ -5,3 +5,4 @@ from django.apps import AppConfig
 
 class SafetyConfig(AppConfig):
     name = "safety"
+    verbose_name = "Guardrails"

@@ -1,0 +1,35 @@
+"""Writes a published version to Redis, from Django, once its transaction has committed.
+
+PostgreSQL is the truth: a write that fails is made good by the first gateway that misses the version.
+"""
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from redis import Redis
+from redis.exceptions import RedisError
+
+from safety.published import encode_document, policy_key
+
+TIMEOUT_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1)
+def _client(url: str) -> Redis:
+    return Redis.from_url(
+        url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2, max_connections=4
+    )
+
+
+def push(document: dict[str, Any]) -> bool:
+    """Write one version. False: Redis was not reached."""
+    key = policy_key(document["id"], document["version"])
+    try:
+        _client(settings.ENV.redis).set(key, encode_document(document))
+    except (RedisError, OSError) as error:
+        _log.warning("%s was not written to Redis (%s); the next request reads it", key, type(error).__name__)
+        return False
+    return True
