@@ -1,0 +1,118 @@
+"""Builds a worker from its settings. Called by `__main__` and by tests that run a worker in their own process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from redis.asyncio import Redis
+from tokenizers import Tokenizer
+
+from contracts.clock import Clock
+from fairqueue.queue import FairQueue, QueueBounds
+from safety.published import PolicyStore
+from stores.objects import Objects
+from tenants.limits.buckets import Limits
+from workers.attempt import Ports
+from workers.attempts import AttemptLog
+from workers.config import EngineSettings, WorkerSettings
+from workers.engines.base import EngineHost, EngineKind, capabilities_of
+from workers.engines.child import ChildPaths, EngineChild, RemoteEngine
+from workers.engines.http import HttpEngine
+from workers.engines.vllm import simulated_command, vllm_command
+from workers.evaluation import EvaluationLog
+from workers.loop import Worker
+from workers.publish import Publisher
+
+
+class _Late:
+    """What the engine's host asks of the worker that is built after it."""
+
+    worker: Worker | None = None
+    publisher: Publisher | None = None
+
+    def changed(self) -> None:
+        if self.worker is not None:
+            self.worker.poke()
+
+    def working(self) -> bool:
+        return self.publisher is not None and any(lane.waits_for_engine for lane in self.publisher.lanes)
+
+
+def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Redis, clock: Clock) -> Worker:
+    """Raises ValueError for settings that do not fit together."""
+    late = _Late()
+    host = _build_host(settings, engine, clock, late)
+    queue = FairQueue(redis, settings.pool_name, QueueBounds())
+    publisher = late.publisher = Publisher(
+        queue=queue,
+        worker_id=settings.worker_name,
+        clock=clock,
+        progressing=host.progressing,
+        step_seconds=settings.step_seconds,
+        frames_pending_max=settings.frames_pending_max,
+    )
+    home = settings.home.absolute()
+    ports = Ports(
+        worker_id=settings.worker_name,
+        queue=queue,
+        limits=Limits(redis, clock=clock),
+        policies=PolicyStore(redis),
+        host=host,
+        publisher=publisher,
+        attempts=AttemptLog(
+            home / "attempts" / f"{settings.worker_name}.jsonl",
+            bytes_max=settings.attempt_log_bytes,
+            files_max=settings.attempt_log_files,
+        ),
+        evaluation=EvaluationLog(
+            objects=Objects.open(settings.s3_url) if settings.s3_url else None,
+            spool=home / "spool" / "evaluation" / settings.worker_name,
+            spool_bytes_max=settings.evaluation_spool_bytes,
+            object_bytes_max=settings.evaluation_object_bytes,
+        ),
+        clock=clock,
+    )
+    worker = late.worker = Worker(ports=ports, redis=redis, settings=settings, sequences_max=engine.max_num_seqs)
+    return worker
+
+
+def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, late: _Late) -> EngineHost:
+    capabilities = capabilities_of(settings.engine)
+    connections_max = engine.max_num_seqs + 16  # probes beside a full batch
+    if settings.engine is EngineKind.OPENAI:
+        if not settings.engine_url:
+            raise ValueError("WEIR_ENGINE=openai needs ENGINE_URL")
+        adapter = HttpEngine(
+            model=settings.model,
+            capabilities=capabilities,
+            url=settings.engine_url,
+            api_key=engine.api_key.get_secret_value(),
+            connections_max=connections_max,
+            count_tokens=_token_counter(settings.model_dir),
+        )
+        return RemoteEngine(adapter=adapter, on_change=late.changed)
+    uds = settings.engine_socket
+    command = (
+        vllm_command(engine=engine, model_dir=settings.model_dir.absolute(), served=settings.model, uds=uds)
+        if settings.engine is EngineKind.VLLM
+        else simulated_command(model_dir=settings.model_dir.absolute(), served=settings.model, uds=uds)
+    )
+    return EngineChild(
+        adapter=HttpEngine(
+            model=settings.model, capabilities=capabilities, socket=str(uds), connections_max=connections_max
+        ),
+        command=command,
+        paths=ChildPaths(
+            socket=uds,
+            pid_file=settings.engine_pid_file,
+            log=settings.log_dir / f"{settings.worker_name}.engine.log",
+        ),
+        settings=engine,
+        clock=clock,
+        working=late.working,
+        on_change=late.changed,
+    )
+
+
+def _token_counter(folder: Path) -> Callable[[str], int]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
