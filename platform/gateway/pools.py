@@ -17,7 +17,7 @@ from contracts.errors import Unavailable
 WORKER_KEYS = "w:workers:*"
 SCAN_PAGE = 1_000
 SCAN_SECONDS = 3.0
-_DOWN = frozenset({"down", "dead", "failed", "stopped"})
+READY = "ready"
 
 
 class PoolWorkers:
@@ -66,15 +66,15 @@ class PoolWorkers:
         return counts
 
 
-def _pool_of(beat: bytes | None) -> str | None:
-    """The pool of a live worker's heartbeat (JSON); None when it died meanwhile or its engine is down."""
+def _pool_of(beat: bytes | str | None) -> str | None:
+    """The pool of a worker's heartbeat (JSON); None when it died meanwhile, or its engine is not ready to serve."""
     if beat is None:
         return None
     try:
         fields = orjson.loads(beat)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(fields, dict) or fields.get("engine") in _DOWN or fields.get("engine_state") in _DOWN:
+    if not isinstance(fields, dict) or fields.get("state") != READY:
         return None
     pool = fields.get("pool")
     return pool if isinstance(pool, str) else None

@@ -1,7 +1,7 @@
 """The one place that turns an error into what a client sees: HTTP, an SSE frame, or a WebSocket event. Step 1.
 
-OpenAI's error object; `x-should-retry`, `retry-after-ms` and `Retry-After`, because the SDKs retry 408, 409, 429 and 5xx
-unless told otherwise. Invariant: the text is one of ours; no traceback, secret, address or prompt gets out.
+OpenAI's error object; `x-should-retry`, `retry-after-ms` and `Retry-After`, because the SDKs retry 408, 409, 429 and
+5xx unless told otherwise. Invariant: the text is one of ours; no traceback, secret, address or prompt gets out.
 """
 
 import math

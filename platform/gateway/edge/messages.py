@@ -28,7 +28,8 @@ _short = text(limits.NAME_MAX, shortest=1)
 
 def check_messages(value: Any, param: str) -> list[dict[str, Any]]:
     """A chat's messages. Raises InvalidRequest with the path of what is wrong."""
-    return items(_check_message, most=limits.MESSAGES_MAX, least=1)(value, param)
+    messages: list[dict[str, Any]] = items(_check_message, most=limits.MESSAGES_MAX, least=1)(value, param)
+    return messages
 
 
 def _check_message(value: Any, param: str) -> dict[str, Any]:
@@ -68,7 +69,8 @@ def _check_content(value: Any, param: str) -> str | list[dict[str, Any]]:
         return value
     if not isinstance(value, list):
         raise wrong(param, "must be a string or an array of text parts", code="invalid_type")
-    return items(_check_part, most=limits.PARTS_MAX, least=1)(value, param)
+    parts: list[dict[str, Any]] = items(_check_part, most=limits.PARTS_MAX, least=1)(value, param)
+    return parts
 
 
 def _check_part(value: Any, param: str) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _function_name(value: Any, param: str) -> str:
 
 def check_tools(value: Any, param: str) -> list[dict[str, Any]]:
     """Function tools in the field order in which the engine shows them to the template; names are unique."""
-    tools = items(_check_tool, most=limits.TOOLS_MAX)(value, param)
+    tools: list[dict[str, Any]] = items(_check_tool, most=limits.TOOLS_MAX)(value, param)
     names = [tool["function"]["name"] for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:

@@ -92,7 +92,7 @@ def timings_ms(timings: Timings) -> dict[str, float]:
 def _add_choice(choice: dict[str, Any], part: dict[str, Any]) -> None:
     for key, value in part.items():
         if key == "delta":
-            _add_delta(choice.setdefault("delta", {}), value or {})
+            _add_delta(choice.setdefault("delta", {}), choice.setdefault("texts", {}), value or {})
         elif key == "logprobs":
             if value is not None:
                 _extend(choice.setdefault("logprobs", {}), value)
@@ -102,14 +102,15 @@ def _add_choice(choice: dict[str, Any], part: dict[str, Any]) -> None:
             choice[key] = value
 
 
-def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
+def _add_delta(message: dict[str, Any], texts: dict[str, list[str]], delta: dict[str, Any]) -> None:
+    """Strings are pieces of one text; anything else stands for itself."""
     for key, value in delta.items():
         if key == "tool_calls":
             _add_tool_calls(message.setdefault("tool_calls", {}), value or ())
         elif key == "role":
             message["role"] = value or message.get("role", "assistant")
         elif isinstance(value, str):
-            message.setdefault(key, []).append(value)
+            texts.setdefault(key, []).append(value)
         elif value is not None:
             message[key] = value
 
@@ -134,11 +135,10 @@ def _extend(into: dict[str, Any], value: dict[str, Any]) -> None:
 
 
 def _chat_choice(index: int, choice: dict[str, Any]) -> dict[str, Any]:
-    delta = choice.pop("delta", {})
+    delta, texts = choice.pop("delta", {}), choice.pop("texts", {})
     message: dict[str, Any] = {"role": delta.pop("role", None) or "assistant", "content": None, "refusal": None}
     calls = delta.pop("tool_calls", None)
-    for key, value in delta.items():
-        message[key] = "".join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+    message |= delta | {key: "".join(pieces) for key, pieces in texts.items()}
     if calls:
         message["tool_calls"] = [_tool_call(calls[position]) for position in sorted(calls)]
     elif message["content"] is None:

@@ -1,0 +1,183 @@
+"""Sends the answer of an admitted request: as a stream or whole, until its end, its deadline or its client's. Step 7.
+
+Called by `inference.py` and `requests.py`. Invariants: a lost client's request is cancelled within a second, under the
+generation it was attached with (unless it asked to go on); a stream that fails says so in band and never says [DONE].
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from contracts.errors import DeadlinePassed, SlowReader, WeirError
+from contracts.jobs import Ticket
+from fairqueue.messages import Final
+from fairqueue.queue import FairQueue
+from gateway.edge.errors import Headers, InternalError, error_object, failure_of
+from gateway.edge.exchange import Exchange
+from gateway.services import GatewaySettings
+from gateway.stream import assemble, sse
+from gateway.stream.mailbox import Inbox
+from gateway.stream.relay import ClientLost, Relay
+
+log = logging.getLogger("weir.gateway.answers")
+
+CANCEL_TRIES = 3
+CANCEL_SECONDS = 1.0
+LAST_WORDS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What to send to whom. `generation` None: this reader's leaving cancels nothing."""
+
+    ticket: Ticket
+    queue: FairQueue
+    inbox: Inbox
+    generation: int | None
+    from_log: bool = False
+    after_seq: int = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def relay(self) -> Relay:
+        return Relay(queue=self.queue, inbox=self.inbox, after_seq=self.after_seq)
+
+
+async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySettings) -> None:
+    """Server-Sent Events until the end. Failures after the first byte go into the stream."""
+    relay = answer.relay()
+    last_words = b""
+    try:
+        async with _watched(exchange, answer.inbox), _deadline(settings):
+            await exchange.stream(headers=[*sse.HEADERS, *answer.headers])
+            await exchange.write(sse.QUEUED)
+            async for batch in relay.batches(beat_seconds=settings.heartbeat_seconds, from_log=answer.from_log):
+                await exchange.write(
+                    sse.PING
+                    if batch is None
+                    else sse.events(epoch=batch.epoch, first_seq=batch.first_seq, frames=batch.frames)
+                )
+            await exchange.write(_ending(answer.ticket, relay.final), more=False)
+            return
+    except (ClientLost, OSError):
+        await _release(answer)
+        return
+    except WeirError as error:
+        last_words = sse.data(error_object(error))
+    except Exception:
+        log.exception("request %s: its stream failed", answer.ticket.request_id)
+        last_words = sse.data(error_object(InternalError()))
+    await _release(answer)
+    with suppress(SlowReader, OSError, TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_SECONDS):
+            await exchange.write(last_words, more=False)
+
+
+async def send_whole(exchange: Exchange, answer: Answer, *, settings: GatewaySettings) -> None:
+    """One JSON answer. Raises WeirError for what `app.py` turns into an error answer."""
+    relay, frames = answer.relay(), list[bytes]()
+    try:
+        async with _watched(exchange, answer.inbox), _deadline(settings):
+            async for batch in relay.batches(beat_seconds=settings.heartbeat_seconds, from_log=answer.from_log):
+                if batch is not None:
+                    frames += batch.frames
+    except (ClientLost, OSError):
+        await _release(answer)
+        return
+    except Exception:
+        await _release(answer)
+        raise
+    final = _required(relay.final)
+    failure = failure_of(final)
+    if failure is not None:
+        raise failure
+    ticket = answer.ticket
+    document = assemble.answer(
+        frames,
+        request_id=ticket.request_id,
+        endpoint=ticket.endpoint,
+        model=ticket.model,
+        created_s=ticket.admitted_at_ms // 1000,
+        final=final,
+    )
+    await exchange.json(200, document, headers=[*answer.headers, *timing_headers(final)])
+
+
+def timing_headers(final: Final) -> Headers:
+    """Where the time went, in the form that browsers draw (W3C Server Timing)."""
+    parts = [f"{name.removesuffix('_ms')};dur={ms:g}" for name, ms in assemble.timings_ms(final.timings).items()]
+    return [(b"server-timing", ", ".join(parts).encode())] if parts else []
+
+
+def _ending(ticket: Ticket, final: Final | None) -> bytes:
+    """The last events: usage when asked for, then [DONE]; or the error alone."""
+    ended = _required(final)
+    failure = failure_of(ended)
+    if failure is not None:
+        return sse.data(error_object(failure))
+    if not ticket.include_usage:
+        return sse.DONE
+    chunk = assemble.usage_chunk(
+        request_id=ticket.request_id,
+        endpoint=ticket.endpoint,
+        model=ticket.model,
+        created_s=ticket.admitted_at_ms // 1000,
+        final=ended,
+    )
+    return sse.data(chunk) + sse.DONE
+
+
+def _required(final: Final | None) -> Final:
+    assert final is not None, "a relay ends with a final frame or raises"
+    return final
+
+
+@asynccontextmanager
+async def _deadline(settings: GatewaySettings) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(settings.request_seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlinePassed(f"the request took longer than {settings.request_seconds:g} seconds") from error
+
+
+@asynccontextmanager
+async def _watched(exchange: Exchange, inbox: Inbox) -> AsyncIterator[None]:
+    """Interrupts the inbox when the client closes, whatever the answer waits for."""
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as tasks:
+        watcher = tasks.create_task(_watch(exchange, inbox))
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - carried over the group, which would wrap it
+            failure = error
+        finally:
+            watcher.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _watch(exchange: Exchange, inbox: Inbox) -> None:
+    while (await exchange.receive())["type"] != "http.disconnect":
+        pass
+    inbox.interrupt()
+
+
+async def _release(answer: Answer) -> None:
+    """Cancels what nobody reads any more; bounded, and finished even while this task is being cancelled."""
+    if answer.generation is not None:
+        await asyncio.shield(_cancel(answer.queue, answer.ticket.request_id, answer.generation))
+
+
+async def _cancel(queue: FairQueue, request_id: str, generation: int) -> None:
+    for _ in range(CANCEL_TRIES):
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await queue.cancel(request_id=request_id, generation=generation, reason="cancelled")
+        except (RedisError, OSError, TimeoutError):
+            continue
+        return
+    log.warning("request %s: its client left and it could not be cancelled", request_id)

@@ -1,0 +1,155 @@
+"""Step 1, EDGE: the inference API as one plain ASGI callable, mounted by `controlplane/asgi.py` at /v1 and /health.
+
+Invariants: never a redirect (a trailing slash is the same path), never HTML, never a traceback: every refusal is
+OpenAI's error object, also 404, 405, 413 and 415; what goes wrong on our side is logged under the request's id and
+answered 500.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from contracts.errors import MethodNotAllowed, NotFound, Unavailable, WeirError
+from contracts.jobs import Endpoint
+from gateway.admission import Admission
+from gateway.edge.body import BodyTimeout, ClientGone
+from gateway.edge.errors import Headers, InternalError, error_headers, error_object, status_of
+from gateway.edge.exchange import Exchange, Receive, Send
+from gateway.edge.inference import infer
+from gateway.edge.reports import list_models, show_model, show_usage
+from gateway.edge.requests import cancel_request, resume_events, show_request
+from gateway.services import GatewayServices
+
+log = logging.getLogger("weir.gateway.edge")
+
+READY_SECONDS = 2.0
+PREFLIGHT_SECONDS = b"600"
+
+Route = Callable[[Exchange], Awaitable[None]]
+
+
+class InferenceApp:
+    """ASGI, HTTP scope only. One for each process."""
+
+    def __init__(self, services: GatewayServices) -> None:
+        self._services = services
+        self._admission = Admission(services)
+        self._exact: dict[str, dict[str, Route]] = {
+            "/v1/chat/completions": {"POST": self._bound(infer, endpoint=Endpoint.CHAT)},
+            "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
+            "/v1/models": {"GET": self._bound(list_models)},
+            "/v1/usage": {"GET": self._bound(show_usage)},
+            "/health/live": {"GET": _live, "HEAD": _live},
+            "/health/ready": {"GET": self._ready, "HEAD": self._ready},
+        }
+
+    def _bound(self, route: Callable[..., Awaitable[None]], **place: Any) -> Route:
+        """A route with its services, and with what its path names."""
+        return partial(route, services=self._services, admission=self._admission, **place)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, clock=self._services.clock, settings=self._services.settings)
+        try:
+            await self._dispatch(exchange)
+        except ClientGone:
+            return
+        except WeirError as error:
+            await _refuse(exchange, error)
+        except (RedisError, TimeoutError):
+            log.exception("request %s: a store does not answer", exchange.request_id)
+            retry_ms = self._services.settings.unavailable_retry_ms
+            await _refuse(exchange, Unavailable("a store does not answer at the moment", retry_after_ms=retry_ms))
+        except Exception:
+            log.exception("request %s failed", exchange.request_id)
+            await _refuse(exchange, InternalError())
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        methods = self._routes(exchange.path)
+        route = methods.get(exchange.method)
+        if route is not None:
+            await route(exchange)
+        elif exchange.method == "OPTIONS" and self._services.settings.cors_origins:
+            await _preflight(exchange, methods)
+        else:
+            raise _NotAllowed(methods)
+
+    def _routes(self, path: str) -> dict[str, Route]:
+        """Method -> route of a path. Raises NotFound."""
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact
+        if path.startswith("/v1/models/"):
+            return {"GET": self._bound(show_model, name=path.removeprefix("/v1/models/"))}
+        head, _, rest = path.removeprefix("/").partition("/requests/")
+        request_id, _, action = rest.partition("/")
+        if head == "v1" and request_id:
+            routes: dict[str, dict[str, Route]] = {
+                "": {"GET": self._bound(show_request, request_id=request_id)},
+                "events": {"GET": self._bound(resume_events, request_id=request_id)},
+                "cancel": {"POST": self._bound(cancel_request, request_id=request_id)},
+            }
+            if action in routes:
+                return routes[action]
+        raise NotFound("no such path; see the API reference for what /v1 offers")
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """Whether this gateway can serve: its subscription stands and Redis answers."""
+        reason = await self._not_ready()
+        if reason:
+            raise Unavailable(reason, retry_after_ms=1_000)
+        await exchange.json(200, {"status": "ready"})
+
+    async def _not_ready(self) -> str:
+        if not self._services.mailbox.subscribed.is_set():
+            return "the stream subscription is not up"
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self._services.redis.ping()
+        except (RedisError, OSError, TimeoutError):
+            return "Redis does not answer"
+        return ""
+
+
+class _NotAllowed(MethodNotAllowed):
+    """405 with its Allow header."""
+
+    def __init__(self, methods: Mapping[str, Route]) -> None:
+        super().__init__(f"this path takes {', '.join(sorted(methods))}")
+        self.allow = ", ".join(sorted(methods)).encode()
+
+
+async def _live(exchange: Exchange) -> None:
+    await exchange.json(200, {"status": "live"})
+
+
+async def _preflight(exchange: Exchange, methods: Mapping[str, Route]) -> None:
+    """A browser's question before a call of another origin. The origin itself is judged in `Exchange`."""
+    asked = exchange.headers.get(b"access-control-request-headers", b"authorization, content-type")
+    await exchange.empty(
+        204,
+        headers=[
+            (b"access-control-allow-methods", ", ".join(sorted(methods)).encode()),
+            (b"access-control-allow-headers", asked[:1024]),
+            (b"access-control-max-age", PREFLIGHT_SECONDS),
+        ],
+    )
+
+
+async def _refuse(exchange: Exchange, error: WeirError) -> None:
+    """An error answer, where none has begun. The rest of an unread body is not waited for."""
+    if exchange.started:
+        return
+    headers: Headers = error_headers(error)
+    if isinstance(error, _NotAllowed):
+        headers.append((b"allow", error.allow))
+    status = status_of(error)
+    if status in (408, 413, 415) or isinstance(error, BodyTimeout):
+        headers.append((b"connection", b"close"))
+    try:
+        await exchange.json(status, error_object(error), headers=headers)
+    except (WeirError, OSError):
+        log.info("request %s: nobody took its error answer", exchange.request_id)

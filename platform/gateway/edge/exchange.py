@@ -1,0 +1,119 @@
+"""One HTTP request and its answer over plain ASGI. Step 1; made by `app.py`, used by every route.
+
+Invariants: headers go out once; every answer carries `x-request-id`, `openai-processing-ms` and, where set, CORS; a
+send that the client does not take within a deadline raises `SlowReader`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from contracts.clock import Clock
+from contracts.errors import AuthFailed, InvalidRequest, SlowReader
+from gateway.edge import limits
+from gateway.edge.errors import Headers
+from gateway.services import GatewaySettings
+from stores.system import mint_request_id
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
+EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing"
+
+
+class Exchange:
+    """`headers` are lower-case names to the first value; a doubled Authorization is refused in `bearer`."""
+
+    def __init__(
+        self, scope: Mapping[str, Any], receive: Receive, send: Send, *, clock: Clock, settings: GatewaySettings
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"].rstrip("/") or "/"
+        self.receive = receive
+        self.request_id: str = mint_request_id()
+        self.headers: dict[bytes, bytes] = {}
+        self.started = False
+        self._raw_headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        self._query: bytes = scope.get("query_string", b"")
+        self._send = send
+        self._clock = clock
+        self._settings = settings
+        self._begun = clock.monotonic()
+        for name, value in self._raw_headers:
+            self.headers.setdefault(name.lower(), value)
+
+    def bearer(self) -> str:
+        """The API key. Raises AuthFailed; the key itself is in no message."""
+        values = [value for name, value in self._raw_headers if name.lower() == b"authorization"]
+        if not values:
+            raise AuthFailed("no API key: send `Authorization: Bearer weir_…`", code="missing_api_key")
+        scheme, _, key = values[0].decode("latin-1").partition(" ")
+        key = key.strip()
+        if len(values) > 1 or scheme.lower() != "bearer" or not key or len(key) > limits.HEADER_BEARER_MAX:
+            raise AuthFailed("the Authorization header must be one `Bearer weir_…`")
+        return key
+
+    def query(self) -> dict[str, list[str]]:
+        """Query parameters; `name[]` is the same as `name`. Raises InvalidRequest."""
+        if len(self._query) > limits.QUERY_BYTES_MAX:
+            raise InvalidRequest("the query string is too long", code="query_too_long")
+        try:
+            pairs = parse_qsl(self._query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=500)
+        except ValueError as error:
+            raise InvalidRequest("the query string is not valid", code="invalid_query") from error
+        values: dict[str, list[str]] = {}
+        for name, value in pairs:
+            values.setdefault(name.removesuffix("[]"), []).append(value)
+        return values
+
+    async def json(self, status: int, document: Any, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """A whole answer."""
+        body = orjson.dumps(document)
+        await self._start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
+        await self.write(body, more=False)
+
+    async def empty(self, status: int, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        await self._start(status, [(b"content-length", b"0"), *headers])
+        await self.write(b"", more=False)
+
+    async def stream(self, *, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begins an answer with status 200 that is written piece by piece."""
+        await self._start(200, list(headers))
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Raises SlowReader when the client does not take it in time."""
+        try:
+            async with asyncio.timeout(self._settings.send_stall_seconds):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError as error:
+            raise SlowReader("the client does not read its answer") from error
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        elapsed_ms = int((self._clock.monotonic() - self._begun) * 1000)
+        shared = [
+            (b"x-request-id", self.request_id.encode("ascii")),
+            (b"openai-processing-ms", b"%d" % elapsed_ms),
+            *self._cors(),
+        ]
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *shared]})
+
+    def _cors(self) -> Headers:
+        origin = self.headers.get(b"origin")
+        allowed = self._settings.cors_origins
+        if origin is None or not allowed:
+            return []
+        if "*" in allowed:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED)]
+        if origin.decode("latin-1") not in allowed:
+            return [(b"vary", b"Origin")]
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", EXPOSED),
+            (b"vary", b"Origin"),
+        ]

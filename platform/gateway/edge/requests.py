@@ -1,0 +1,248 @@
+"""GET /v1/requests/{id}, its events, and its cancel. Steps 1 and 7; called by `app.py`.
+
+Invariant: another tenant's request and one that never was answer alike (404), on every route.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from billing.clickhouse.shapes import RequestRow
+from contracts.errors import DeadlinePassed, InvalidRequest, NotFound, Unavailable
+from contracts.outcomes import JobState
+from fairqueue.keys import mailbox_channel
+from fairqueue.messages import Final, JobStatus
+from fairqueue.queue import FairQueue
+from gateway.admission import Admission, Caller
+from gateway.edge import limits
+from gateway.edge.answers import Answer, send_stream
+from gateway.edge.errors import Gone
+from gateway.edge.exchange import Exchange
+from gateway.services import GatewayServices
+from gateway.stream import assemble, sse
+
+STORE_SECONDS = 5.0
+POOLS_LOOKED_AT_MAX = 256
+LIVE = frozenset({JobState.QUEUED, JobState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A request that a pool still knows."""
+
+    queue: FairQueue
+    status: JobStatus
+
+
+async def show_request(exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission) -> None:
+    """Where a request stands: live from its pool, later from the metered rows."""
+    caller = await admission.identify(exchange.bearer())
+    found = await _find(services, caller, request_id)
+    if found is not None:
+        async with _in_time():
+            final = await _final_of(found)
+        await exchange.json(200, _live(found.status, final))
+        return
+    await exchange.json(200, _metered(await _row(services, caller, request_id)))
+
+
+async def cancel_request(
+    exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission
+) -> None:
+    """Stops a request, whoever reads it. Repeating it is harmless; what was released is billed."""
+    caller = await admission.identify(exchange.bearer())
+    found = await _find(services, caller, request_id)
+    if found is None:
+        row = await _row(services, caller, request_id)
+        await exchange.json(200, {"id": request_id, "object": "request.cancel", "result": "already_ended"} | _how(row))
+        return
+    async with _in_time():
+        reply = await found.queue.cancel(request_id=request_id, generation=None, reason="cancelled")
+    await exchange.json(200, {"id": request_id, "object": "request.cancel", "result": reply.value})
+
+
+async def resume_events(
+    exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission
+) -> None:
+    """The events after `Last-Event-ID` or `?starting_after=`, then what follows live. Leaving cancels nothing."""
+    caller = await admission.identify(exchange.bearer())
+    epoch, after_seq = _start(exchange)
+    found = await _find(services, caller, request_id)
+    if found is None:
+        await _row(services, caller, request_id)
+        raise _events_gone(request_id)
+    inbox = services.mailbox.open(request_id)
+    try:
+        await _check_start(found, epoch=epoch, after_seq=after_seq)
+        if found.status.state in LIVE:
+            await _listen(services, found)
+        exchange.request_id = request_id
+        answer = Answer(
+            ticket=found.status.ticket,
+            queue=found.queue,
+            inbox=inbox,
+            generation=None,
+            from_log=True,
+            after_seq=after_seq,
+        )
+        await send_stream(exchange, answer, settings=services.settings)
+    finally:
+        services.mailbox.close(inbox)
+
+
+async def _find(services: GatewayServices, caller: Caller, request_id: str) -> Found | None:
+    """The pool that knows a request of the caller's tenant."""
+    if len(request_id) > limits.REQUEST_ID_MAX:
+        raise _unknown(request_id)
+    async with _in_time():
+        served = await services.catalogue.list()
+        for pool in sorted({model.card.pool for model in served})[:POOLS_LOOKED_AT_MAX]:
+            queue = services.queue_of(pool)
+            status = await queue.status(request_id=request_id)
+            if status is not None:
+                if status.tenant_id != caller.context.tenant_id:
+                    raise _unknown(request_id)
+                return Found(queue=queue, status=status)
+    return None
+
+
+async def _row(services: GatewayServices, caller: Caller, request_id: str) -> RequestRow:
+    row = await services.usage.request(tenant_id=caller.context.tenant_id, request_id=request_id)
+    if row is None:
+        raise _unknown(request_id)
+    return row
+
+
+async def _final_of(found: Found) -> Final | None:
+    if found.status.state is not JobState.SETTLED:
+        return None
+    piece = await found.queue.read_log(request_id=found.status.request_id, after_seq=found.status.last_seq, limit=1)
+    return None if piece is None else piece.final
+
+
+def _start(exchange: Exchange) -> tuple[str, int]:
+    """(epoch or "", last seq that the client has). Raises InvalidRequest."""
+    values = exchange.query().get("starting_after", [])
+    header = exchange.headers.get(b"last-event-id")
+    source, param = (values[-1], "starting_after") if values else ((header or b"").decode("latin-1"), "Last-Event-ID")
+    if not source or source == "0":
+        return "", 0
+    if source.isascii() and source.isdigit() and len(source) <= 9:
+        return "", int(source)
+    parsed = sse.parse_event_id(source)
+    if parsed is None:
+        raise InvalidRequest(f"{param}: must be the id of an event of this request", param=param)
+    return parsed
+
+
+async def _check_start(found: Found, *, epoch: str, after_seq: int) -> None:
+    """That the log still holds what follows, written by those who wrote what the client has.
+
+    Of earlier attempts the pool keeps the number only, so an event of one is taken when the log reaches that far.
+    """
+    status = found.status
+    async with _in_time():
+        piece = await found.queue.read_log(request_id=status.request_id, after_seq=0, limit=1)
+    dropped = piece is None or (not piece.frames and status.last_seq > 0)
+    current = "" if piece is None else piece.epoch
+    attempt = epoch.partition("-")[0]
+    foreign = bool(epoch) and epoch != current and (not attempt.isdigit() or int(attempt) >= max(1, status.attempt))
+    if dropped or foreign or after_seq > status.last_seq:
+        raise _events_gone(status.request_id)
+
+
+async def _listen(services: GatewayServices, found: Found) -> None:
+    """Adds this gateway to the request's mailboxes. A deadline in the past lets nothing be queued anew."""
+    try:
+        async with _in_time():
+            await found.queue.enqueue(
+                found.status.ticket,
+                mailbox=mailbox_channel(services.gateway_id),
+                enqueue_deadline_ms=1,
+                weight_milli=1000,
+                queued_max=1,
+                expires_at_ms=1,
+            )
+    except DeadlinePassed as error:
+        raise _unknown(found.status.request_id) from error
+
+
+def _live(status: JobStatus, final: Final | None) -> dict[str, Any]:
+    ticket = status.ticket
+    document: dict[str, Any] = {
+        "id": status.request_id,
+        "object": "request",
+        "status": status.state.value if status.state in LIVE else "ended",
+        "model": ticket.model,
+        "endpoint": ticket.endpoint.value,
+        "stream": ticket.stream,
+        "created": ticket.admitted_at_ms // 1000,
+        "position": status.position,
+        "attempt": status.attempt,
+        "events": status.last_seq,
+        "outcome": status.outcome or None,
+        "error_code": status.error_code or None,
+        "usage": None,
+    }
+    if final is not None:
+        extension = assemble.extension(final)
+        document |= {
+            "usage": assemble.usage(final),
+            "finish_reason": final.finish_reason or None,
+            "timings": extension["timings"],
+            "verdicts": extension["verdicts"],
+        }
+    return document
+
+
+def _how(row: RequestRow) -> dict[str, Any]:
+    return {"outcome": row.outcome, "error_code": row.error_code or None}
+
+
+def _metered(row: RequestRow) -> dict[str, Any]:
+    return {
+        "id": row.request_id,
+        "object": "request",
+        "status": "ended",
+        "model": row.model,
+        "endpoint": row.endpoint,
+        "stream": row.stream,
+        "created": row.admitted_at_ms // 1000,
+        "attempt": row.attempt,
+        "finish_reason": row.finish_reason or None,
+        "usage": {
+            "prompt_tokens": row.prompt_tokens,
+            "completion_tokens": row.completion_tokens,
+            "total_tokens": row.prompt_tokens + row.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": row.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": row.reasoning_tokens},
+            "cost": row.cost_text,
+            "currency": row.currency,
+        },
+        "timings": {"ttft_ms": row.ttft_ms, "itl_ms": row.itl_ms, "total_ms": row.total_ms},
+        "timeline": [
+            {"step": step.step, "duration_us": step.duration_us, "detail": step.detail} for step in row.timeline
+        ],
+        **_how(row),
+    }
+
+
+def _unknown(request_id: str) -> NotFound:
+    return NotFound(f"no request {request_id[: limits.REQUEST_ID_MAX]!r}", code="request_not_found")
+
+
+def _events_gone(request_id: str) -> Gone:
+    return Gone(f"the events after this one are not kept; see GET /v1/requests/{request_id}", code="events_not_kept")
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(STORE_SECONDS):
+            yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise Unavailable("the queue does not answer at the moment", retry_after_ms=1_000) from error
