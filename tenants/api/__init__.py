@@ -1,0 +1,1 @@
+"""The management API of this room, under /api/v1/."""

@@ -1,0 +1,77 @@
+"""Errors of the management API in OpenAI's error object: `{"error": {message, type, param, code}}`."""
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
+from django.core.exceptions import ValidationError as DjangoValidationError
+from django.db import IntegrityError, OperationalError
+from django.http import Http404
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+from contracts.errors import WeirError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
+_CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    409: "conflict",
+    415: "unsupported_media_type",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+}
+
+
+def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's exception handler. None leaves what is not a client's mistake to Django's own 500."""
+    if isinstance(error, WeirError):
+        return _answer(error.status, error.message, param=error.param, code=error.code, kind=error.type)
+    if isinstance(error, DjangoValidationError):
+        param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
+        return _answer(400, message, param=param)
+    if isinstance(error, IntegrityError):
+        return _answer(409, "This conflicts with what is already there.")
+    if isinstance(error, OperationalError):
+        answer = _answer(503, "The database does not answer right now.", kind="service_unavailable_error")
+        answer["Retry-After"] = "5"
+        return answer
+    if isinstance(error, Http404):
+        return _answer(404, "Not found.")
+    if isinstance(error, DjangoPermissionDenied):
+        return _answer(403, "You may not do this.")
+    if isinstance(error, exceptions.APIException):
+        param, message = _first(error.detail)
+        answer = _answer(error.status_code, message, param=param)
+        if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
+            answer["WWW-Authenticate"] = "Bearer"
+        return answer
+    return None
+
+
+def _answer(
+    status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
+) -> Response:
+    body = {
+        "message": message,
+        "type": kind or _TYPES.get(status, "invalid_request_error"),
+        "param": param,
+        "code": code or _CODES.get(status, "invalid_value"),
+    }
+    return Response({"error": body}, status=status)
+
+
+def _first(detail: Any, path: str = "") -> tuple[str | None, str]:
+    """The first complaint of a nested error with the field that it is about, as `limits.0.cap`."""
+    if isinstance(detail, dict) and detail:
+        field, inner = next(iter(detail.items()))
+        own = "" if field in ("non_field_errors", "__all__", "detail") else str(field)
+        return _first(inner, ".".join(part for part in (path, own) if part))
+    if isinstance(detail, list | tuple) and detail:
+        index = next((i for i, item in enumerate(detail) if item), 0)
+        nested = isinstance(detail[index], dict)
+        return _first(detail[index], f"{path}.{index}" if nested and path else path)
+    return path or None, str(detail)

@@ -1,0 +1,53 @@
+"""The one consumer of domain events: a step of the Celery worker that keeps the audit trail.
+
+Invariant: a message is acknowledged after its entry is written, so a crash writes it again, under the same id: once.
+A malformed message is rejected and counted in the log, never redelivered for ever. `usage.recorded` is a feed for
+reports, not an act of a person; it is acknowledged and not kept.
+"""
+
+import logging
+import time
+from typing import Any
+
+from celery import bootsteps
+from django.db import DatabaseError, close_old_connections
+from kombu.messaging import Consumer
+
+from tenants.events import AUDIT_QUEUE, keep
+
+PREFETCH = 20
+PAUSE_SECONDS = 1.0
+_NOT_KEPT = frozenset({"usage.recorded"})
+_log = logging.getLogger(__name__)
+
+
+class AuditConsumer(bootsteps.ConsumerStep):  # type: ignore[misc] # celery has no types
+    """Added to the worker's consumer steps in `controlplane.celery`."""
+
+    def get_consumers(self, channel: Any) -> list[Consumer]:
+        """One consumer on the durable audit queue."""
+        consumer = Consumer(  # type: ignore[no-untyped-call]
+            channel, queues=[AUDIT_QUEUE], callbacks=[on_event], accept=["json"], prefetch_count=PREFETCH
+        )
+        return [consumer]
+
+
+def on_event(body: Any, message: Any) -> None:
+    """Write one event and acknowledge it."""
+    if message.delivery_info.get("routing_key") in _NOT_KEPT:
+        message.ack()
+        return
+    close_old_connections()
+    try:
+        keep(body)
+    except (KeyError, TypeError, ValueError) as error:
+        _log.error("an event that cannot be read was dropped: %s", type(error).__name__)
+        message.reject()
+        return
+    except DatabaseError as error:
+        _log.warning("an event waits for the database: %s", type(error).__name__)
+        # Everything of this process waits for the database; without a pause the message would come back at once.
+        time.sleep(PAUSE_SECONDS)
+        message.requeue()
+        return
+    message.ack()

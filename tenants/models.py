@@ -1,0 +1,263 @@
+"""Who uses the platform: plans, tenants, projects, members, API keys, their limits, and what was done to them.
+
+Read through `tenants.selectors`, written through `tenants.services` only. Invariants: nothing is ever deleted that an
+old report may name (`deleted_at`); a key's plain text is never stored; the audit trail is append-only by a trigger.
+"""
+
+import uuid
+
+import uuid_utils
+from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from contracts.tenancy import Metric, Scope
+
+
+def new_id() -> uuid.UUID:
+    """UUIDv7: new rows sort last, in the index too."""
+    return uuid.UUID(str(uuid_utils.uuid7()))
+
+
+class TenantState(models.TextChoices):
+    ACTIVE = "active"
+    SUSPENDED = "suspended"  # refused at once, comes back as it was
+    CLOSED = "closed"  # for good
+
+
+class Role(models.TextChoices):
+    OWNER = "owner"
+    ADMIN = "admin"
+    DEVELOPER = "developer"
+    BILLING = "billing"
+    VIEWER = "viewer"
+
+
+class KeyScope(models.TextChoices):
+    """What a key may do. Management keys are apart from inference keys: services refuse to mix them."""
+
+    INFERENCE = "inference"
+    MANAGE = "manage"
+
+
+METRICS = [(metric.value, metric.value.replace("_", " ")) for metric in Metric]
+SCOPES = [(scope.value, scope.value) for scope in Scope]
+
+
+class Dated(models.Model):
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        abstract = True
+
+
+class Plan(Dated):
+    """What a tenant gets unless it says otherwise: its share of a pool and its defaults."""
+
+    name = models.CharField(max_length=100, unique=True)
+    weight_milli = models.PositiveIntegerField(
+        default=1000, help_text="Share of a busy pool in thousandths; twice the weight gets twice the tokens."
+    )
+    queued_max = models.PositiveIntegerField(default=1000, help_text="Requests that may wait at once, per tenant.")
+    max_tokens_default = models.PositiveIntegerField(
+        default=512, help_text="Output tokens of a request that names no max_tokens."
+    )
+    max_tokens_cap = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Most output tokens that one request may ask for; empty = the model's own end."
+    )
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(name="plan_weight_positive", condition=Q(weight_milli__gte=1)),
+            models.CheckConstraint(name="plan_max_tokens_positive", condition=Q(max_tokens_default__gte=1)),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Tenant(Dated):
+    """One customer. `epoch` rises with every change that a cached context must not outlive."""
+
+    name = models.CharField(max_length=200)
+    state = models.CharField(max_length=20, choices=TenantState, default=TenantState.ACTIVE)
+    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="tenants")
+    timezone = models.CharField(
+        max_length=64, default="UTC", help_text="IANA zone of its calendar days and months, e.g. Europe/Berlin."
+    )
+    currency = models.CharField(max_length=3, default="USD")
+    evaluation_log = models.BooleanField(default=False, help_text="Opt-in: keep prompts and answers in object storage.")
+    cut_to_affordable = models.BooleanField(
+        default=False, help_text="Shorten an answer to what the budget leaves instead of refusing it."
+    )
+    queued_max = models.PositiveIntegerField(null=True, blank=True, help_text="Empty = the plan's.")
+    epoch = models.PositiveBigIntegerField(default=1, editable=False)
+    epoch_pushed = models.PositiveBigIntegerField(default=0, editable=False)
+    epoch_changed_at = models.DateTimeField(auto_now_add=True)
+    closed_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["name"], condition=~Q(state="closed"), name="tenant_name_unique"),
+            models.CheckConstraint(name="tenant_currency", condition=Q(currency__regex=r"^[A-Z]{3}$")),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Project(Dated):
+    """A part of a tenant with keys and limits of its own."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="projects")
+    name = models.CharField(max_length=200)
+    deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "name"], condition=Q(deleted_at=None), name="project_name_unique"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Member(Dated):
+    """A person's role in a tenant."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="members")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="memberships")
+    role = models.CharField(max_length=20, choices=Role, default=Role.DEVELOPER)
+    deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["created_at", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "user"], condition=Q(deleted_at=None), name="member_unique"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} ({self.role})"
+
+
+def _inference() -> list[str]:
+    return [KeyScope.INFERENCE.value]
+
+
+class ApiKey(Dated):
+    """A bearer key, known by the HMAC of its text. `revoked_at` is final."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="api_keys")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
+    name = models.CharField(max_length=200)
+    prefix = models.CharField(max_length=16, editable=False)
+    last4 = models.CharField(max_length=4, editable=False)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    scopes = ArrayField(models.CharField(max_length=20, choices=KeyScope), default=_inference)
+    allowed_models = ArrayField(
+        models.CharField(max_length=100), null=True, blank=True, help_text="Empty = every model."
+    )
+    epoch = models.PositiveBigIntegerField(default=1, editable=False)
+    epoch_pushed = models.PositiveBigIntegerField(default=0, editable=False)
+    epoch_changed_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "id"]
+        verbose_name = "API key"
+        indexes = [models.Index(fields=["tenant", "-created_at"], name="api_key_by_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.name} (…{self.last4})"
+
+
+class LimitSetting(Dated):
+    """One cap of a key, a project or a tenant. No row = unlimited, 0 = blocked.
+
+    A row with `plan` is the tenant-wide default of that plan's tenants; a tenant's own row stands before it.
+    """
+
+    plan = models.ForeignKey(Plan, on_delete=models.CASCADE, null=True, blank=True, related_name="limits")
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, null=True, blank=True, related_name="limits")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, null=True, blank=True, related_name="limits")
+    api_key = models.ForeignKey(ApiKey, on_delete=models.PROTECT, null=True, blank=True, related_name="limits")
+    scope = models.CharField(max_length=10, choices=SCOPES)
+    metric = models.CharField(max_length=40, choices=METRICS)
+    cap = models.BigIntegerField(help_text="Requests, tokens, or nano-units of the currency; 0 blocks.")
+
+    class Meta:
+        ordering = ["scope", "metric", "id"]
+        verbose_name = "limit"
+        constraints = [
+            models.CheckConstraint(name="limit_cap_range", condition=Q(cap__gte=0, cap__lte=9_000_000_000_000_000)),
+            models.CheckConstraint(
+                name="limit_has_one_owner",
+                condition=Q(scope="tenant", plan__isnull=False, tenant=None, project=None, api_key=None)
+                | Q(scope="tenant", plan=None, tenant__isnull=False, project=None, api_key=None)
+                | Q(scope="project", plan=None, tenant__isnull=False, project__isnull=False, api_key=None)
+                | Q(scope="key", plan=None, tenant__isnull=False, project=None, api_key__isnull=False),
+            ),
+            models.UniqueConstraint(
+                fields=["plan", "tenant", "project", "api_key", "metric"],
+                nulls_distinct=False,
+                name="limit_once_per_owner_and_metric",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.metric} {self.cap}"
+
+
+class OutboxEvent(models.Model):
+    """A domain event, written in the transaction that it tells of; `relay_outbox` sends it on."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    name = models.CharField(max_length=60)
+    tenant_id = models.UUIDField(null=True)
+    body = models.JSONField()
+    created_at = models.DateTimeField(auto_now_add=True)
+    sent_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["id"], condition=Q(sent_at=None), name="outbox_unsent")]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.id}"
+
+
+class AuditEntry(models.Model):
+    """Who did what to whom, when, from where. Its id is the event's, so an event delivered twice is written once."""
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    name = models.CharField(max_length=60)
+    tenant_id = models.UUIDField(null=True)
+    actor = models.CharField(max_length=200)
+    address = models.GenericIPAddressField(null=True)
+    subject = models.CharField(max_length=200)
+    before = models.JSONField(default=dict)
+    after = models.JSONField(default=dict)
+    happened_at = models.DateTimeField()
+    recorded_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "audit entry"
+        verbose_name_plural = "audit trail"
+        indexes = [
+            models.Index(fields=["tenant_id", "-id"], name="audit_by_tenant"),
+            models.Index(fields=["name", "-id"], name="audit_by_name"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.subject}"
