@@ -1,0 +1,327 @@
+"""Step 5, QUEUE: the whole protocol of one pool in memory, for tests and simulations. Pure: the caller brings the time.
+
+Called by the state-machine test, which runs the Lua scripts against it step by step, and by the fairness tests.
+Invariant: the same calls give the same answers and the same counters here and in Redis. One simplification: nothing
+is dropped by age (receipts, tombstones, logs and settled requests stay).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from contracts.errors import DeadlinePassed, QueueFull
+from contracts.jobs import Claim, Ticket
+from contracts.outcomes import JobState, Outcome
+from contracts.tokens import TokenCounts
+from fairqueue import policy
+from fairqueue.messages import Abort, AbortReason, CancelReply, Enqueued, ReapReport, StepEntry, StepReply, Wait
+from fairqueue.model_state import Job, PoolState, Tally, owner
+
+EXPIRED_MAX = 64  # expired heads that one claim ends
+MAILBOXES_MAX = 4
+
+
+class PoolModel(PoolState):
+    """The pool. Every public method is one operation of `queue.FairQueue`, plus the time."""
+
+    def enqueue(
+        self,
+        ticket: Ticket,
+        *,
+        now_us: int,
+        size: int,
+        mailbox: str,
+        enqueue_deadline_ms: int,
+        weight_milli: int,
+        queued_max: int,
+        expires_at_ms: int,
+    ) -> Enqueued:
+        rid, now_ms = ticket.request_id, now_us // 1000
+        known = self.jobs.get(rid)
+        if known is not None:
+            boxes = [box for box in known.mailboxes if box != mailbox] + [mailbox]
+            known.mailboxes = boxes[-MAILBOXES_MAX:]
+            known.generation += 1
+            return Enqueued(position=self.position(rid), generation=known.generation, already=True)
+        if rid in self.tombs:
+            raise (QueueFull if self.tombs[rid].startswith("full:") else DeadlinePassed)(self.tombs[rid])
+        if now_ms > enqueue_deadline_ms or enqueue_deadline_ms - now_ms > self.bounds.tombstone_ms:
+            self.tombs[rid] = "deadline"
+            raise DeadlinePassed("deadline")
+        bound = self._bound_reached(ticket.tenant_id, queued_max, size)
+        if bound:
+            self.tombs[rid] = f"full:{bound}"
+            raise QueueFull(self.tombs[rid])
+        self.seq += 1
+        self.jobs[rid] = Job(
+            ticket=ticket,
+            seq=self.seq,
+            size=size,
+            weight=weight_milli,
+            expires_ms=expires_at_ms,
+            mailboxes=[mailbox],
+            since_us=now_us,
+        )
+        self._place(ticket.tenant_id, 0)
+        self._wake_one(now_ms)
+        return Enqueued(position=self.position(rid), generation=1, already=False)
+
+    def _bound_reached(self, tenant: str, queued_max: int, size: int) -> str:
+        if queued_max == 0:
+            return "blocked"
+        if len(self.queue_of(tenant)) >= queued_max:
+            return "tenant"
+        if self.waiting() >= self.bounds.queued_total_max:
+            return "pool"
+        held = sum(job.size for job in self.jobs.values() if job.state == JobState.QUEUED)
+        return "bytes" if held + size > self.bounds.queued_bytes_max else ""
+
+    def claim(self, *, now_us: int, worker_id: str, nonce: str, free_kv_tokens: int, free_slots: int) -> Claim | Wait:
+        now_ms = now_us // 1000
+        had_wake = self._awake(worker_id)
+        known = self._claimed_before(worker_id, nonce)
+        if known is not None:
+            return _claim_of(known)
+        if free_slots < 1:
+            if had_wake and self.waiting():
+                self._wake_one(now_ms)
+            return Wait(until_ms=None)
+        passed: list[Job] = []
+        chosen = self._look(now_us, worker_id, free_kv_tokens, passed)
+        if chosen == "again":
+            return Wait(until_ms=now_ms)
+        if chosen is None:
+            return self._wait(worker_id, now_ms)
+        job = self.jobs[chosen]
+        self._advance(self.counters[owner(job)])
+        for other in passed:
+            other.passed_v = self.v
+        blocked = self._take(chosen, now_us, worker_id, nonce)
+        self._pass_on(now_ms, blocked, free_slots)
+        return _claim_of(job)
+
+    def _claimed_before(self, worker: str, nonce: str) -> Job | None:
+        job = self.jobs.get(self.receipts.get(nonce, ""))
+        if job is None or job.state != JobState.RUNNING or job.worker != worker:
+            return None
+        return job if job.fence == f"{job.attempt}-{nonce}" else None
+
+    def _look(self, now_us: int, worker: str, free_kv: int, passed: list[Job]) -> str | None:
+        fits_all = not self.held_by(worker)
+        index = expired = 0
+        while index < policy.TENANTS_LOOKED_AT and index < len(self.order()):
+            rid = self.queue_of(self.order()[index])[0]
+            job = self.jobs[rid]
+            if job.expires_ms <= now_us // 1000:
+                if expired == EXPIRED_MAX:
+                    return "again"
+                self._close(rid, now_us, Outcome.EXPIRED, "deadline_exceeded")
+                expired += 1
+            elif fits_all or job.need <= free_kv:
+                return rid
+            else:
+                job.blocking = True
+                if job.passed_v is not None and self.v < job.passed_v + self.quantum:
+                    again = job.passed_v + self.quantum
+                    self.pass_v = again if self.pass_v is None else min(self.pass_v, again)
+                    return None
+                passed.append(job)
+                index += 1
+        return None
+
+    def _wait(self, worker: str, now_ms: int) -> Wait:
+        self.idle[worker] = self.seq
+        if not self.waiting():
+            return Wait(until_ms=None)
+        self._wake_one(now_ms)
+        return Wait(until_ms=min(job.expires_ms for job in self.jobs.values() if job.state == JobState.QUEUED))
+
+    def _take(self, rid: str, now_us: int, worker: str, nonce: str) -> bool:
+        job = self.jobs[rid]
+        job.attempt += 1
+        job.fence = f"{job.attempt}-{nonce}"
+        job.state, job.worker = JobState.RUNNING, worker
+        job.queue_us += max(now_us - job.since_us, 0)
+        job.claimed_ms = now_us // 1000
+        job.lease_ms = job.claimed_ms + self.bounds.lease_ms
+        job.charged_tokens = job.charged_ms = 0
+        uncached = policy.input_service(TokenCounts(prompt=job.ticket.prompt_tokens))
+        prepaid = max(job.spent, policy.virtual(uncached + job.prepaid_output, job.weight))
+        delta, job.paid = prepaid - job.paid, prepaid
+        self.receipts[nonce] = rid
+        self._place(owner(job), delta)
+        blocked, job.blocking = job.blocking, False
+        return blocked
+
+    def _pass_on(self, now_ms: int, was_blocking: bool, free_slots: int) -> None:  # noqa: FBT001 - mirrors the script
+        passable = self.pass_v is not None and self.v >= self.pass_v
+        if passable:
+            self.pass_v = None
+        if was_blocking or passable:
+            self._changed(now_ms)
+        elif free_slots == 1 and self.waiting():
+            self._wake_one(now_ms)
+
+    def step(self, *, now_us: int, worker_id: str, entries: Sequence[StepEntry], holding: Sequence[str]) -> StepReply:
+        aborts: dict[str, AbortReason] = {}
+        stale: list[str] = []
+        for entry in entries:
+            job = self.jobs.get(entry.request_id)
+            if job is None or job.state != JobState.RUNNING or job.fence != entry.fence:
+                stale.append(entry.request_id)
+                aborts.setdefault(entry.request_id, AbortReason.FENCE)
+                continue
+            reason = self._write(entry, job, now_us // 1000)
+            if reason is not None:
+                aborts.setdefault(entry.request_id, reason)
+        held = self.held_by(worker_id)
+        for rid in held:
+            if self.jobs[rid].cancel:
+                aborts.setdefault(rid, AbortReason(self.jobs[rid].cancel))
+        named = {*holding, *(entry.request_id for entry in entries)}
+        for rid in held:
+            young = self.jobs[rid].claimed_ms + self.bounds.holding_margin_ms >= now_us // 1000
+            if rid not in named and not young:
+                self._give_up(rid, now_us, "back", Tally())
+        for rid in holding:
+            if rid not in held:
+                aborts.setdefault(rid, AbortReason.FENCE)
+        return StepReply(aborts=[Abort(request_id=rid, reason=why) for rid, why in aborts.items()], stale=stale)
+
+    def _write(self, entry: StepEntry, job: Job, now_ms: int) -> AbortReason | None:
+        known = len(job.log) + 1 - entry.first_seq
+        if known < 0:
+            return AbortReason.GAP
+        fresh = entry.frames[known:]
+        size = job.log_bytes + sum(map(len, fresh))
+        if fresh and size > self.bounds.log_bytes_max:
+            return AbortReason.LOG_FULL
+        if entry.counts.completion < job.counts.completion or (entry.frames and not fresh):
+            return None
+        job.log += fresh
+        job.log_bytes, job.counts, job.delivered = size, entry.counts, entry.delivered_tokens
+        self._tick(job, now_ms)
+        if entry.progressed:
+            job.lease_ms = now_ms + self.bounds.lease_ms
+        return None
+
+    def _tick(self, job: Job, now_ms: int) -> None:
+        counts = job.counts
+        if counts.prompt == 0 and counts.completion == 0:
+            return
+        fresh = counts.completion - job.charged_tokens
+        if job.charged_ms and fresh < policy.TICK_TOKENS and now_ms - job.charged_ms < policy.TICK_MS:
+            return
+        service, output = policy.input_service(counts), policy.output_service(counts.completion)
+        job.spent = max(job.spent, policy.virtual(service + output, job.weight))
+        target = max(job.spent, policy.virtual(service + max(output, job.prepaid_output), job.weight))
+        self.counters[owner(job)] += target - job.paid
+        job.paid, job.charged_tokens, job.charged_ms = target, counts.completion, now_ms
+
+    def end(
+        self,
+        *,
+        now_us: int,
+        request_id: str,
+        fence: str,
+        last_seq: int,
+        outcome: Outcome,
+        error_code: str,
+        counts: TokenCounts,
+        delivered_tokens: int,
+    ) -> str:
+        """Returns what the script does: "ended", "stale" or "gap"."""
+        job = self.jobs.get(request_id)
+        if job is None or job.fence != fence or job.state == JobState.QUEUED:
+            return "stale"
+        if job.state != JobState.RUNNING:
+            return "ended"
+        if outcome == Outcome.OK and last_seq != len(job.log):
+            return "gap"
+        service = policy.input_service(counts) + policy.output_service(counts.completion)
+        job.spent = max(job.spent, policy.virtual(service, job.weight))
+        job.counts, job.delivered = counts, delivered_tokens
+        self._close(request_id, now_us, outcome, error_code)
+        return "ended"
+
+    def ack(self, *, request_id: str) -> bool:
+        job = self.jobs.get(request_id)
+        if job is None or job.state != JobState.ENDED:
+            return False
+        job.state = JobState.SETTLED
+        del self.unsettled[request_id]
+        return True
+
+    def cancel(self, *, now_us: int, request_id: str, generation: int | None, reason: str) -> CancelReply:
+        job = self.jobs.get(request_id)
+        if job is None:
+            self.tombs[request_id] = "cancel"
+            return CancelReply.TOMBSTONED
+        if job.state in (JobState.ENDED, JobState.SETTLED):
+            return CancelReply.ENDED if job.outcome == Outcome.CANCELLED else CancelReply.ALREADY_ENDED
+        if generation is not None and generation != job.generation:
+            return CancelReply.STALE
+        if job.state == JobState.QUEUED:
+            self._close(request_id, now_us, Outcome.CANCELLED, "request_cancelled")
+            return CancelReply.ENDED
+        job.cancel = job.cancel or reason
+        return CancelReply.FLAGGED
+
+    def look(self, *, request_id: str) -> bool:
+        if request_id in self.jobs:
+            return True
+        self.tombs.setdefault(request_id, "look")
+        return False
+
+    def hand_back(self, *, now_us: int, request_id: str, fence: str) -> bool:
+        job = self.jobs.get(request_id)
+        if job is None or job.state != JobState.RUNNING or job.fence != fence:
+            return False
+        self._give_up(request_id, now_us, "back", Tally())
+        return True
+
+    def engine_died(self, *, now_us: int, fences: Mapping[str, str]) -> ReapReport:
+        tally = Tally()
+        for rid, fence in fences.items():
+            job = self.jobs.get(rid)
+            if job is not None and job.state == JobState.RUNNING and job.fence == fence:
+                self._give_up(rid, now_us, "death", tally)
+        return tally.report()
+
+    def register(self, *, now_us: int, worker_id: str) -> ReapReport:
+        tally, had_wake = Tally(), self._awake(worker_id)
+        for rid in sorted(self.held_by(worker_id), key=lambda rid: (self.jobs[rid].claimed_ms, rid)):
+            self._give_up(rid, now_us, "lapse", tally)
+        if had_wake and self.waiting():
+            tally.wakes = self._wake_one(now_us // 1000)
+        return tally.report()
+
+    def leave(self, *, now_us: int, worker_id: str) -> None:
+        if self._awake(worker_id) and self.waiting():
+            self._wake_one(now_us // 1000)
+
+    def reap(self, *, now_us: int, limit: int) -> ReapReport:
+        tally, now_ms = Tally(), now_us // 1000
+        running = [(job.lease_ms, rid) for rid, job in self.jobs.items() if job.state == JobState.RUNNING]
+        for _, rid in [pair for pair in sorted(running) if pair[0] <= now_ms][:limit]:
+            self._give_up(rid, now_us, "lapse", tally)
+        queued = [(job.expires_ms, rid) for rid, job in self.jobs.items() if job.state == JobState.QUEUED]
+        for _, rid in [pair for pair in sorted(queued) if pair[0] <= now_ms][:limit]:
+            self._close(rid, now_us, Outcome.EXPIRED, "deadline_exceeded")
+            tally.expired += 1
+        old = sorted((since, worker) for worker, since in self.wakes.items())
+        for _, worker in [pair for pair in old if pair[0] <= now_ms - self.bounds.wake_margin_ms][:limit]:
+            self._awake(worker)
+            if self.waiting():
+                tally.wakes += self._wake_one(now_ms)
+        return tally.report()
+
+
+def _claim_of(job: Job) -> Claim:
+    return Claim(
+        ticket=job.ticket,
+        fence=job.fence,
+        attempt=job.attempt,
+        log_length=len(job.log),
+        queue_us=job.queue_us,
+        engine_deaths=job.deaths,
+        counts=job.counts,
+    )

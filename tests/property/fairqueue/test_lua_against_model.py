@@ -1,0 +1,487 @@
+"""The scripts on a real Valkey, driven step by step against the reference model: same answers, same state."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from contracts.errors import DeadlinePassed, QueueFull
+from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
+from contracts.money import PriceCard
+from contracts.outcomes import JobState, Outcome
+from contracts.tokens import TokenCounts
+from contracts.wire import encode
+from fairqueue.messages import Final, StepEntry, Wait, usage_from_stream
+from fairqueue.model import PoolModel
+from fairqueue.queue import FairQueue, QueueBounds
+from stores.redis import open_redis
+
+T = TypeVar("T")
+
+START_US = 1_800_000_000_000_000
+BOUNDS = QueueBounds(
+    queued_total_max=6,
+    queued_bytes_max=2_500,
+    lease_ms=5_000,
+    holding_margin_ms=2_000,
+    lapses_max=2,
+    deaths_max=2,
+    log_bytes_max=120,
+)
+PRICE = PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2)
+TENANTS = ["acme", "basic", "mallory"]
+WORKERS = ["w1", "w2"]
+POOLS = itertools.count()
+
+
+def ticket_of(request_id: str, tenant: str, prompt: int, max_tokens: int) -> Ticket:
+    return Ticket(
+        request_id=request_id,
+        tenant_id=tenant,
+        project_id="project",
+        api_key_id="key",
+        pool="pool",
+        model="model",
+        endpoint=Endpoint.CHAT,
+        body=b"{}",
+        stream=True,
+        include_usage=False,
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        choices=1,
+        cache_salt="",
+        price=PRICE,
+        policy=None,
+        service_class=ServiceClass.INTERACTIVE,
+        admitted_at_ms=START_US // 1000,
+        edge_us=0,
+        guard_us=0,
+        evaluation_log=False,
+    )
+
+
+def final_for(request_id: str) -> Final:
+    return Final(
+        request_id=request_id,
+        outcome=Outcome.OK,
+        finish_reason="stop",
+        error_code="",
+        error_message="",
+        status=200,
+        counts=TokenCounts(),
+        cost_nano=0,
+        currency="EUR",
+        attempt=1,
+        timings=Timings(),
+    )
+
+
+async def outcome_of(call: Awaitable[T]) -> T | str:
+    """The answer, or the name of the error, so that both sides can be compared."""
+    try:
+        return await call
+    except (QueueFull, DeadlinePassed) as error:
+        return type(error).__name__
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Every operation goes to both sides; the answers must be equal, and after each step the whole state."""
+
+    requests = Bundle("requests")
+    claims = Bundle("claims")
+
+    def __init__(self, runner: asyncio.Runner, redis: Any) -> None:
+        super().__init__()
+        self.runner, self.redis = runner, redis
+        self.now_us = START_US
+        self.ids = itertools.count()
+        self.nonces = itertools.count()
+        self.model = PoolModel(BOUNDS)
+        self.queue = FairQueue(redis, f"m{next(POOLS)}", BOUNDS, now_us=lambda: self.now_us)
+
+    def run(self, call: Awaitable[T]) -> T:
+        async def wrapped() -> T:
+            async with asyncio.timeout(10):
+                return await call
+
+        return self.runner.run(wrapped())
+
+    @initialize()
+    def begin(self) -> None:
+        self.sizes: dict[str, int] = {}
+
+    # Rules ----------------------------------------------------------------------------------------------------------
+
+    @rule(
+        target=requests,
+        tenant=st.sampled_from(TENANTS),
+        prompt=st.sampled_from([0, 10, 700]),
+        max_tokens=st.sampled_from([1, 40, 900]),
+        deadline_in=st.sampled_from([5_000, 0, -1, 4_000_000]),
+        expires_in=st.sampled_from([60_000, 3_000, 0]),
+        weight=st.sampled_from([1_000, 2_000, 333]),
+        queued_max=st.sampled_from([10, 10, 3, 0]),
+    )
+    def enqueue(
+        self,
+        tenant: str,
+        prompt: int,
+        max_tokens: int,
+        deadline_in: int,
+        expires_in: int,
+        weight: int,
+        queued_max: int,
+    ) -> Any:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, prompt, max_tokens)
+        self._enqueue(ticket, "box", deadline_in, expires_in, weight, queued_max)
+        return ticket
+
+    @rule(ticket=requests, mailbox=st.sampled_from(["a", "b", "c", "d", "e"]), deadline_in=st.sampled_from([5_000, -1]))
+    def enqueue_again(self, ticket: Ticket, mailbox: str, deadline_in: int) -> None:
+        self._enqueue(ticket, mailbox, deadline_in, 60_000, 1_000, 10)
+
+    def _enqueue(
+        self, ticket: Ticket, mailbox: str, deadline_in: int, expires_in: int, weight: int, queued_max: int
+    ) -> None:
+        now_ms = self.now_us // 1000
+        options = {
+            "mailbox": mailbox,
+            "enqueue_deadline_ms": now_ms + deadline_in,
+            "weight_milli": weight,
+            "queued_max": queued_max,
+            "expires_at_ms": now_ms + expires_in,
+        }
+
+        async def modelled() -> Any:
+            return self.model.enqueue(ticket, now_us=self.now_us, size=len(encode(ticket)), **options)
+
+        real = self.run(outcome_of(self.queue.enqueue(ticket, **options)))
+        assert real == self.run(outcome_of(modelled()))
+
+    @rule(
+        target=claims,
+        worker=st.sampled_from(WORKERS),
+        free_kv=st.sampled_from([100, 800, 10_000]),
+        free_slots=st.sampled_from([4, 1, 0]),
+    )
+    def claim(self, worker: str, free_kv: int, free_slots: int) -> Any:
+        nonce = f"n{next(self.nonces)}"
+        claim = self._claim(worker, nonce, free_kv, free_slots)
+        return multiple() if isinstance(claim, Wait) else (claim, worker, nonce)
+
+    @rule(held=claims)
+    def claim_again_after_a_lost_reply(self, held: tuple[Claim, str, str]) -> None:
+        _, worker, nonce = held
+        self._claim(worker, nonce, 10_000, 4)
+
+    def _claim(self, worker: str, nonce: str, free_kv: int, free_slots: int) -> Claim | Wait:
+        options = {"worker_id": worker, "nonce": nonce, "free_kv_tokens": free_kv, "free_slots": free_slots}
+        real = self.run(self.queue.claim(**options))
+        assert real == self.model.claim(now_us=self.now_us, **options)
+        return real
+
+    @rule(
+        held=claims,
+        frames=st.lists(st.sampled_from([b"one", b"two", b"x" * 50]), max_size=3),
+        shift=st.sampled_from([0, 0, 0, -1, -2, 1]),
+        cached=st.sampled_from([0, 0, 5]),
+        tokens=st.sampled_from([0, 1, 31, 32, 40]),
+        withheld=st.sampled_from([0, 0, 7]),
+        progressed=st.booleans(),
+        holds=st.booleans(),
+        bystander=st.booleans(),
+    )
+    def step(
+        self,
+        held: tuple[Claim, str, str],
+        frames: list[bytes],
+        shift: int,
+        cached: int,
+        tokens: int,
+        withheld: int,
+        progressed: bool,
+        holds: bool,
+        bystander: bool,
+    ) -> None:
+        claim, worker, _ = held
+        job = self.model.jobs[claim.ticket.request_id]
+        prompt = claim.ticket.prompt_tokens
+        completion = job.counts.completion + tokens
+        entry = StepEntry(
+            request_id=claim.ticket.request_id,
+            fence=claim.fence,
+            first_seq=max(len(job.log) + 1 + shift, 1),
+            frames=frames,
+            counts=TokenCounts(prompt=prompt, cached=min(cached, prompt), completion=completion),
+            delivered_tokens=max(completion - withheld, 0),
+            progressed=progressed,
+        )
+        holding = [claim.ticket.request_id] if holds else []
+        if bystander:
+            holding += [rid for rid in self.model.held_by(worker) if rid not in holding]
+        self._step(worker, [entry], holding)
+
+    @rule(worker=st.sampled_from(WORKERS), known=st.booleans())
+    def heartbeat(self, worker: str, known: bool) -> None:
+        self._step(worker, [], self.model.held_by(worker) if known else ["r000"])
+
+    def _step(self, worker: str, entries: list[StepEntry], holding: list[str]) -> None:
+        options: dict[str, Any] = {"worker_id": worker, "entries": entries, "holding": holding}
+        real, modelled = self.run(self.queue.step(**options)), self.model.step(now_us=self.now_us, **options)
+        assert real.stale == modelled.stale
+        assert {a.request_id: a.reason for a in real.aborts} == {a.request_id: a.reason for a in modelled.aborts}
+        assert len(real.aborts) == len(modelled.aborts)
+
+    @rule(
+        held=claims,
+        outcome=st.sampled_from([Outcome.OK, Outcome.OK, Outcome.CANCELLED, Outcome.FAILED, Outcome.GUARDRAIL]),
+        tokens=st.sampled_from([0, 1, 33]),
+        short=st.sampled_from([0, 0, 0, 1]),
+    )
+    def end(self, held: tuple[Claim, str, str], outcome: Outcome, tokens: int, short: int) -> None:
+        claim, worker, _ = held
+        job = self.model.jobs[claim.ticket.request_id]
+        counts = TokenCounts(prompt=claim.ticket.prompt_tokens, completion=job.counts.completion + tokens)
+        options = {
+            "request_id": claim.ticket.request_id,
+            "fence": claim.fence,
+            "last_seq": len(job.log) - short,
+            "outcome": outcome,
+            "error_code": "",
+            "counts": counts,
+            "delivered_tokens": counts.completion,
+        }
+        real = self.run(self._end(worker, options))
+        assert real == self.model.end(now_us=self.now_us, **options)
+
+    async def _end(self, worker: str, options: dict[str, Any]) -> str:
+        reply = await self.queue._run(
+            "end",
+            worker,
+            options["request_id"],
+            options["fence"],
+            options["last_seq"],
+            options["outcome"].value,
+            "stop",
+            options["error_code"],
+            options["counts"].prompt,
+            options["counts"].cached,
+            options["counts"].completion,
+            options["counts"].reasoning,
+            options["delivered_tokens"],
+            options["counts"].prompt * 1_000 + options["counts"].completion * 2_000,
+            encode(Timings()),
+            b"",
+            "",
+        )
+        return str(reply.decode())
+
+    @rule(ticket=requests)
+    def ack(self, ticket: Ticket) -> None:
+        rid = ticket.request_id
+        real = self.run(self.queue.ack(request_id=rid, final=final_for(rid)))
+        assert real == self.model.ack(request_id=rid)
+
+    @rule(ticket=requests, generation=st.sampled_from([None, 1, 2]), reason=st.sampled_from(["cancelled", "revoked"]))
+    def cancel(self, ticket: Ticket, generation: int | None, reason: str) -> None:
+        options: dict[str, Any] = {"request_id": ticket.request_id, "generation": generation, "reason": reason}
+        assert self.run(self.queue.cancel(**options)) == self.model.cancel(now_us=self.now_us, **options)
+
+    @rule(target=requests, tenant=st.sampled_from(TENANTS), look=st.booleans())
+    def cancel_or_look_before_the_enqueue(self, tenant: str, look: bool) -> Ticket:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, 10, 10)
+        if look:
+            assert self.run(self.queue.look(request_id=ticket.request_id)) is False
+            assert self.model.look(request_id=ticket.request_id) is False
+        else:
+            self.cancel(ticket=ticket, generation=None, reason="cancelled")
+        return ticket
+
+    @rule(held=consumes(claims))
+    def hand_back(self, held: tuple[Claim, str, str]) -> None:
+        claim, worker, _ = held
+        rid = claim.ticket.request_id
+        real = self.run(self.queue.hand_back(worker_id=worker, request_id=rid, fence=claim.fence))
+        assert real == self.model.hand_back(now_us=self.now_us, request_id=rid, fence=claim.fence)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def engine_died(self, worker: str) -> None:
+        fences = {rid: self.model.jobs[rid].fence for rid in self.model.held_by(worker)}
+        for _ in range(2):  # the second is a repeat after a lost reply: it finds no fence and counts nothing
+            real = self.run(self.queue.engine_died(worker_id=worker, fences=fences))
+            assert real == self.model.engine_died(now_us=self.now_us, fences=fences)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_starts_anew(self, worker: str) -> None:
+        real = self.run(self.queue.register(worker_id=worker))
+        assert real == self.model.register(now_us=self.now_us, worker_id=worker)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_leaves(self, worker: str) -> None:
+        self.run(self.queue.leave(worker_id=worker))
+        self.model.leave(now_us=self.now_us, worker_id=worker)
+
+    @rule(limit=st.sampled_from([1, 100]))
+    def reap(self, limit: int) -> None:
+        assert self.run(self.queue.reap(limit=limit)) == self.model.reap(now_us=self.now_us, limit=limit)
+
+    @rule(ms=st.sampled_from([1, 499, 1_000, 2_500, 5_001, 3_600_000, -3_600_000]))
+    def clock_moves(self, ms: int) -> None:
+        self.now_us += ms * 1000
+
+    @rule()
+    def scripts_are_flushed(self) -> None:
+        self.run(self.redis.script_flush())
+
+    # What must be equal ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def both_sides_are_equal(self) -> None:
+        state = self.run(read_state(self.redis, self.queue, list(self.model.jobs)))
+        model = self.model
+        assert state["v"] == model.v
+        assert state["seq"] == model.seq
+        assert state["pass_v"] == model.pass_v
+        assert state["counters"] == model.counters
+        assert state["act"] == model.order()
+        assert state["idle"] == model.idle
+        assert state["wakes"] == model.wakes
+        assert state["unsettled"] == model.unsettled
+        assert state["usage"] == model.usage
+        queued = [job for job in model.jobs.values() if job.state == JobState.QUEUED]
+        assert state["waiting"] == len(queued)
+        assert state["waiting_bytes"] == sum(job.size for job in queued)
+        assert state["tombs"] == set(model.tombs)
+        assert state["dead"] == model.dead
+        for rid, job in model.jobs.items():
+            assert state["jobs"][rid] == {
+                "state": job.state.value,
+                "tenant": job.ticket.tenant_id,
+                "generation": str(job.generation),
+                "mailboxes": "\n".join(job.mailboxes),
+                "attempt": str(job.attempt),
+                "fence": job.fence,
+                "worker": job.worker,
+                "last_seq": str(len(job.log)),
+                "prompt": str(job.counts.prompt),
+                "cached": str(job.counts.cached),
+                "completion": str(job.counts.completion),
+                "delivered": str(job.delivered),
+                "paid": str(job.paid),
+                "spent": str(job.spent),
+                "deaths": str(job.deaths),
+                "lapses": str(job.lapses),
+                "cancel": job.cancel,
+                "queue_us": str(job.queue_us),
+                "outcome": job.outcome,
+                "error": job.error,
+            }
+            assert state["logs"][rid] == job.log
+        running = {rid: job.lease_ms for rid, job in model.jobs.items() if job.state == JobState.RUNNING}
+        assert state["lease"] == running
+
+    @invariant()
+    def no_request_ends_twice(self) -> None:
+        assert len(set(self.model.usage)) == len(self.model.usage)
+        ended = {rid for rid, job in self.model.jobs.items() if job.state in (JobState.ENDED, JobState.SETTLED)}
+        assert ended == set(self.model.usage)
+
+
+JOB_FIELDS = [
+    "state",
+    "tenant",
+    "generation",
+    "mailboxes",
+    "attempt",
+    "fence",
+    "worker",
+    "last_seq",
+    "prompt",
+    "cached",
+    "completion",
+    "delivered",
+    "paid",
+    "spent",
+    "deaths",
+    "lapses",
+    "cancel",
+    "queue_us",
+    "outcome",
+    "error",
+]
+
+
+async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str, Any]:
+    prefix = queue.keys.prefix
+    pipe = redis.pipeline(transaction=True)
+    for name in ("act", "busy", "rest", "idle", "wakes", "unsettled", "lease"):
+        pipe.zrange(prefix + name, 0, -1, withscores=True)
+    pipe.hgetall(prefix + "meta")
+    pipe.xrange(prefix + "usage")
+    pipe.xrange(prefix + "dead")
+    pipe.keys(prefix.replace("[", "\\[") + "tomb:*")
+    for rid in rids:
+        pipe.hmget(f"{prefix}job:{rid}", JOB_FIELDS)
+        pipe.lrange(f"{prefix}out:{rid}", 0, -1)
+    act, busy, rest, idle, wakes, unsettled, lease, meta, usage, dead, tombs, *jobs = await pipe.execute()
+
+    def numbers(pairs: list[tuple[bytes, float]]) -> dict[str, int]:
+        return {name.decode(): int(score) for name, score in pairs}
+
+    homes = [numbers(act), numbers(busy), numbers(rest)]
+    assert sum(map(len, homes)) == len({tenant for home in homes for tenant in home}), "one counter per tenant"
+    figures = {name.decode(): int(value) for name, value in meta.items()}
+    return {
+        "v": figures.get("v", 0),
+        "seq": figures.get("seq", 0),
+        "pass_v": figures.get("pass_v"),
+        "waiting": figures.get("waiting", 0),
+        "waiting_bytes": figures.get("waiting_bytes", 0),
+        "counters": homes[0] | homes[1] | homes[2],
+        "act": [tenant.decode() for tenant, _ in act],
+        "idle": numbers(idle),
+        "wakes": numbers(wakes),
+        "unsettled": numbers(unsettled),
+        "lease": numbers(lease),
+        "usage": [usage_from_stream(fields).request_id for _, fields in usage],
+        "dead": [fields[b"request"].decode() for _, fields in dead],
+        "tombs": {key.decode().rsplit(":", 1)[1] for key in tombs},
+        "jobs": {
+            rid: dict(zip(JOB_FIELDS, [(value or b"").decode() for value in values], strict=True))
+            for rid, values in zip(rids, jobs[::2], strict=True)
+        },
+        "logs": dict(zip(rids, jobs[1::2], strict=True)),
+    }
+
+
+class TestScripts:
+    def test_do_what_the_model_does_under_any_order_of_calls(self, valkey_url: str) -> None:
+        with asyncio.Runner() as runner:
+            redis = open_redis(valkey_url)
+            try:
+                run_state_machine_as_test(
+                    lambda: PoolMachine(runner, redis),
+                    settings=settings(
+                        max_examples=40,
+                        stateful_step_count=40,
+                        deadline=None,
+                        suppress_health_check=list(HealthCheck),
+                    ),
+                )
+            finally:
+                runner.run(redis.aclose(close_connection_pool=True))
