@@ -109,6 +109,8 @@ class Admission:
         received_at: float,
     ) -> Admitted:
         """Steps 3-5. `received_at`: monotonic, the last byte. Raises contracts.errors.Rejected; nothing stays held."""
+        if self._services.mailbox.open_inboxes >= self._services.settings.streams_max:
+            raise self._unavailable("this gateway has as many open requests as it takes")
         draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
         await self._workers.require(draft.card.pool)
         draft, hold = await self._hold(caller, draft)

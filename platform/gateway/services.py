@@ -36,8 +36,8 @@ class GatewaySettings:
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
+    realtime_auth_seconds: float = 10.0
     send_stall_seconds: float = 30.0  # one send that the client does not take
-    stream_buffer_bytes: int = 1_048_576  # waiting frames of one request
     streams_max: int = 10_000  # open requests of one gateway
     idempotency_ms: int = 24 * 3_600_000
     worker_probe_seconds: float = 1.0

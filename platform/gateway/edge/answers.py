@@ -63,14 +63,14 @@ async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySe
             await exchange.write(_ending(answer.ticket, relay.final), more=False)
             return
     except (ClientLost, OSError):
-        await _release(answer)
+        await release(answer)
         return
     except WeirError as error:
         last_words = sse.data(error_object(error))
     except Exception:
         log.exception("request %s: its stream failed", answer.ticket.request_id)
         last_words = sse.data(error_object(InternalError()))
-    await _release(answer)
+    await release(answer)
     with suppress(SlowReader, OSError, TimeoutError):
         async with asyncio.timeout(LAST_WORDS_SECONDS):
             await exchange.write(last_words, more=False)
@@ -85,10 +85,10 @@ async def send_whole(exchange: Exchange, answer: Answer, *, settings: GatewaySet
                 if batch is not None:
                     frames += batch.frames
     except (ClientLost, OSError):
-        await _release(answer)
+        await release(answer)
         return
     except Exception:
-        await _release(answer)
+        await release(answer)
         raise
     final = _required(relay.final)
     failure = failure_of(final)
@@ -166,7 +166,7 @@ async def _watch(exchange: Exchange, inbox: Inbox) -> None:
     inbox.interrupt()
 
 
-async def _release(answer: Answer) -> None:
+async def release(answer: Answer) -> None:
     """Cancels what nobody reads any more; bounded, and finished even while this task is being cancelled."""
     if answer.generation is not None:
         await asyncio.shield(_cancel(answer.queue, answer.ticket.request_id, answer.generation))

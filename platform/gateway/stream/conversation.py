@@ -1,0 +1,93 @@
+"""What a WebSocket session remembers: its defaults and its items. Step 7; pure; used by `realtime.py`.
+
+Invariant: a `response.create` becomes the same checked request that POST /v1/chat/completions would make of it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from contracts.errors import InvalidRequest
+from contracts.jobs import Endpoint
+from gateway.edge import limits
+from gateway.edge.fields import items, mapping, one_of, only_keys, text, wrong
+from gateway.edge.schema import Asked, check_request
+
+# Fields of a chat request that a session or a response may set; messages come from the conversation.
+_NOT_HERE = frozenset({"messages", "stream", "stream_options", "n", "tools", "tool_choice", "on_disconnect"})
+_PART_TYPES = {"user": "input_text", "system": "input_text", "assistant": "output_text"}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """`defaults` are fields of the chat request; `messages` are the items so far."""
+
+    defaults: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def update(self, session: Any) -> dict[str, Any]:
+        """`session.update`: checked whole before anything changes. Returns the session as it is then."""
+        given = self._settings(session, "session")
+        merged = {**self.defaults, **given}
+        probe = {"model": "probe", **merged, "messages": [{"role": "user", "content": "probe"}]}
+        probe.pop("instructions", None)
+        check_request(probe, endpoint=Endpoint.CHAT)
+        self.defaults = merged
+        return dict(merged)
+
+    def add(self, item: Any) -> dict[str, Any]:
+        """`conversation.item.create`: a text message of user, system or assistant."""
+        if len(self.messages) >= limits.REALTIME_ITEMS_MAX:
+            raise wrong("item", f"a conversation has at most {limits.REALTIME_ITEMS_MAX} items")
+        message = _message(item, "item")
+        self.messages.append(message)
+        return message
+
+    def ask(self, response: Any) -> Asked:
+        """`response.create`: the chat request of this turn. `input` replaces the conversation for this response."""
+        given = {**self.defaults, **self._settings({} if response is None else response, "response")}
+        instructions = given.pop("instructions", None)
+        own = given.pop("input", None)
+        messages = self.messages if own is None else items(_message, most=limits.MESSAGES_MAX, least=1)(own, "input")
+        if instructions is not None:
+            messages = [{"role": "system", "content": instructions}, *messages]
+        if not messages:
+            raise InvalidRequest(
+                "there is nothing to answer: create an item first", param="input", code="missing_field"
+            )
+        asked = check_request({**given, "messages": messages}, endpoint=Endpoint.CHAT)
+        return replace(asked, stream=True, include_usage=False)
+
+    def answered(self, content: str) -> None:
+        """The assistant's text becomes part of the conversation while there is room."""
+        if content and len(self.messages) < limits.REALTIME_ITEMS_MAX:
+            self.messages.append({"role": "assistant", "content": content})
+
+    def _settings(self, value: Any, param: str) -> dict[str, Any]:
+        given = mapping(value, param)
+        for name in given:
+            if name in _NOT_HERE:
+                raise wrong(f"{param}.{name}"[:80], "is not taken over WebSocket", code="unsupported_parameter")
+        if given.get("instructions") is not None:
+            text(limits.BODY_BYTES_MAX)(given["instructions"], f"{param}.instructions")
+        if param == "session" and "input" in given:
+            raise wrong("session.input", "belongs to a response", code="unsupported_parameter")
+        return given
+
+
+def _message(item: Any, param: str) -> dict[str, Any]:
+    given = mapping(item, param)
+    only_keys(given, frozenset({"id", "type", "role", "content"}), param)
+    one_of("message")(given.get("type", "message"), f"{param}.type")
+    role = one_of(*_PART_TYPES)(given.get("role"), f"{param}.role")
+    content = given.get("content")
+    if isinstance(content, str):
+        return {"role": role, "content": content}
+    parts = items(mapping, most=limits.PARTS_MAX, least=1)(content, f"{param}.content")
+    pieces = []
+    for index, part in enumerate(parts):
+        where = f"{param}.content[{index}]"
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise wrong(f"{where}.type", "is not accepted: this platform serves text only", code="unsupported_content")
+        only_keys(part, frozenset({"type", "text"}), where)
+        pieces.append(text(limits.BODY_BYTES_MAX)(part.get("text"), f"{where}.text"))
+    return {"role": role, "content": "\n".join(pieces)}
