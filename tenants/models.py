@@ -90,6 +90,14 @@ class Tenant(Dated):
         max_length=64, default="UTC", help_text="IANA zone of its calendar days and months, e.g. Europe/Berlin."
     )
     currency = models.CharField(max_length=3, default="USD")
+    policy = models.ForeignKey(
+        "safety.Policy",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="+",
+        help_text="Guardrail policy; its published version is in force.",
+    )
     evaluation_log = models.BooleanField(default=False, help_text="Opt-in: keep prompts and answers in object storage.")
     cut_to_affordable = models.BooleanField(
         default=False, help_text="Shorten an answer to what the budget leaves instead of refusing it."

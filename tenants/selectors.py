@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from contracts.errors import PermissionDenied
-from contracts.tenancy import Limit, Metric, Scope, TenantContext
+from contracts.tenancy import Limit, Metric, PolicyRef, Scope, TenantContext
 from tenants.models import ApiKey, LimitSetting, Member, Project, Tenant, TenantState
 
 
@@ -22,7 +22,7 @@ def load_context(digest: str) -> TenantContext | None:
     """
     now = timezone.now()
     key = (
-        ApiKey.objects.select_related("tenant__plan")
+        ApiKey.objects.select_related("tenant__plan", "tenant__policy")
         .filter(digest=digest, revoked_at=None)
         .filter(Q(expires_at=None) | Q(expires_at__gt=now))
         .exclude(tenant__state=TenantState.CLOSED)
@@ -49,7 +49,7 @@ def load_context(digest: str) -> TenantContext | None:
         weight_milli=plan.weight_milli,
         timezone=tenant.timezone,
         currency=tenant.currency,
-        policy=None,
+        policy=_policy(tenant),
         evaluation_log=tenant.evaluation_log,
         cut_to_affordable=tenant.cut_to_affordable,
     )
@@ -109,3 +109,10 @@ def members_of(tenant_id: str) -> QuerySet[Member]:
 def names_of(tenant_ids: Sequence[str]) -> dict[str, str]:
     """Names for reports, closed tenants too."""
     return {str(key): name for key, name in Tenant.objects.filter(id__in=tenant_ids).values_list("id", "name")}
+
+
+def _policy(tenant: Tenant) -> PolicyRef | None:
+    policy = tenant.policy
+    if policy is None or policy.published_version == 0:
+        return None
+    return PolicyRef(policy_id=str(policy.id), version=policy.published_version)

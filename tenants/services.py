@@ -87,12 +87,12 @@ def create_tenant(
     return tenant
 
 
-_CHANGEABLE = frozenset({"name", "plan", "timezone", "evaluation_log", "cut_to_affordable", "queued_max"})
+_CHANGEABLE = frozenset({"name", "plan", "timezone", "policy", "evaluation_log", "cut_to_affordable", "queued_max"})
 
 
 @transaction.atomic
 def change_tenant(*, tenant: Tenant, changes: Mapping[str, Any], actor: Actor = SYSTEM) -> Tenant:
-    """Change settings of a tenant: name, plan, timezone, evaluation_log, cut_to_affordable, queued_max."""
+    """Change settings of a tenant: name, plan, timezone, policy, evaluation_log, cut_to_affordable, queued_max."""
     unknown = set(changes) - _CHANGEABLE
     if unknown:
         raise ValidationError(dict.fromkeys(unknown, "This cannot be changed."))
@@ -381,6 +381,7 @@ def _facts(row: Tenant | ApiKey) -> dict[str, Any]:
         "state": str(row.state),
         "plan": str(row.plan_id),
         "timezone": row.timezone,
+        "policy": str(row.policy_id) if row.policy_id else None,
         "currency": row.currency,
         "evaluation_log": row.evaluation_log,
         "cut_to_affordable": row.cut_to_affordable,

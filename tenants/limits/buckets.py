@@ -19,7 +19,8 @@ from contracts.tenancy import Limit, Metric, Scope
 from contracts.tokens import TokenCounts
 from stores.lua import load_scripts
 from stores.system import SystemClock
-from tenants.limits import keys, policy, refusal
+from tenants.limits import keys as names
+from tenants.limits import policy, refusal
 from tenants.limits.holds import (
     DueHold,
     EpochUnknown,
@@ -77,7 +78,7 @@ class Limits:
         """Mark the hold as running, before the first token. False: do not generate (voided, settled or superseded)."""
         answer = await self._call(
             "start",
-            [keys.hold(tenant_id, request_id), keys.holds(tenant_id)],
+            [names.hold(tenant_id, request_id), names.holds(tenant_id)],
             [self.time_ms, request_id, fence, attempt, RUNNING_LOOK_MS],
         )
         return bool(answer)
@@ -144,15 +145,15 @@ class Limits:
 
         Held ones are past their enqueue deadline; running ones come up every ten minutes, so that none is forgotten.
         """
-        found = await self._call("due", [keys.holds(tenant_id)], [self.time_ms, margin_ms, limit, again_ms])
+        found = await self._call("due", [names.holds(tenant_id)], [self.time_ms, margin_ms, limit, again_ms])
         due: list[DueHold] = []
         async with self._deadline():
             for request_id in (item.decode() for item in found):
-                state, pool = await self._redis.hmget(keys.hold(tenant_id, request_id), ["st", "pool"])
+                state, pool = await self._redis.hmget(names.hold(tenant_id, request_id), ["st", "pool"])
                 if state in (b"held", b"running"):
                     due.append(DueHold(request_id=request_id, pool=_text(pool), state=HoldState(_text(state))))
                 else:
-                    await self._redis.zrem(keys.holds(tenant_id), request_id)
+                    await self._redis.zrem(names.holds(tenant_id), request_id)
         return due
 
     async def tenants(self) -> AsyncIterator[str]:
@@ -160,27 +161,27 @@ class Limits:
         cursor = 0
         while True:
             async with self._deadline():
-                cursor, members = await self._redis.sscan(keys.TENANTS, cursor=cursor, count=100)
+                cursor, members = await self._redis.sscan(names.TENANTS, cursor=cursor, count=100)
             for member in members:
                 yield _text(member)
             if cursor == 0:
                 return
 
-    async def set_epochs(self, *, tenant_id: str, epochs: Mapping[str, int], tenant_epoch: int) -> None:
+    async def set_epochs(self, *, tenant_id: str, keys: Mapping[str, int], tenant_epoch: int) -> None:
         """Record epochs as PostgreSQL has them (`tenants.selectors.epochs`); negative = revoked or suspended."""
         fields: list[str | int] = ["tenant", tenant_epoch]
-        for key_id, epoch in epochs.items():
+        for key_id, epoch in keys.items():
             fields += [key_id, epoch]
         async with self._deadline():
-            await self._redis.sadd(keys.TENANTS, tenant_id)
-        await self._call("epochs", [keys.epoch(tenant_id)], fields)
+            await self._redis.sadd(names.TENANTS, tenant_id)
+        await self._call("epochs", [names.epoch(tenant_id)], fields)
 
     async def usage(
         self, *, tenant_id: str, project_id: str, api_key_id: str, limits: Sequence[Limit], timezone: str
     ) -> list[LimitUse]:
         """What of each limit is used, held and free at this instant."""
-        names = [keys.counter(x, tenant_id=tenant_id, project_id=project_id, api_key_id=api_key_id) for x in limits]
-        now_ms, *rows = await self._call("usage", [keys.use(tenant_id)], [self.time_ms, *names])
+        counters = [names.counter(x, tenant_id=tenant_id, project_id=project_id, api_key_id=api_key_id) for x in limits]
+        now_ms, *rows = await self._call("usage", [names.use(tenant_id)], [self.time_ms, *counters])
         return [
             _limit_use(limit, row, self._window(limit.metric, timezone, now_ms), now_ms)
             for limit, row in zip(limits, rows, strict=True)
@@ -199,15 +200,15 @@ class Limits:
 
     def _closing_keys(self, tenant_id: str, request_id: str, given: Idempotency | None) -> list[str]:
         return [
-            keys.hold(tenant_id, request_id),
-            keys.holds(tenant_id),
-            keys.use(tenant_id),
-            keys.idempotency(tenant_id, given.key_digest if given else ""),
+            names.hold(tenant_id, request_id),
+            names.holds(tenant_id),
+            names.use(tenant_id),
+            names.idempotency(tenant_id, given.key_digest if given else ""),
         ]
 
-    async def _call(self, name: str, names: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
+    async def _call(self, name: str, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         async with self._deadline():
-            return await self._run[name](keys=names, args=args)
+            return await self._run[name](keys=keys, args=args)
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -233,12 +234,12 @@ def _check_amounts(request: HoldRequest) -> None:
 def _hold_call(request: HoldRequest, windows: Sequence[Window], time_ms: int) -> tuple[list[str], list[str | int]]:
     given = request.idempotency
     tenant_id = request.tenant_id
-    names = [
-        keys.hold(tenant_id, request.request_id),
-        keys.holds(tenant_id),
-        keys.use(tenant_id),
-        keys.epoch(tenant_id),
-        keys.idempotency(tenant_id, given.key_digest if given else ""),
+    keys = [
+        names.hold(tenant_id, request.request_id),
+        names.holds(tenant_id),
+        names.use(tenant_id),
+        names.epoch(tenant_id),
+        names.idempotency(tenant_id, given.key_digest if given else ""),
     ]
     args: list[str | int] = [
         time_ms,
@@ -260,9 +261,9 @@ def _hold_call(request: HoldRequest, windows: Sequence[Window], time_ms: int) ->
     ]
     for limit, window in zip(request.limits, windows, strict=True):
         rule = RULES[limit.metric]
-        name = keys.counter(limit, tenant_id=tenant_id, project_id=request.project_id, api_key_id=request.api_key_id)
+        name = names.counter(limit, tenant_id=tenant_id, project_id=request.project_id, api_key_id=request.api_key_id)
         args += [name, rule.kind.value, rule.amount.value, limit.cap, window.label, window.start_ms, window.end_ms]
-    return names, args
+    return keys, args
 
 
 def _read_hold(request: HoldRequest, windows: Sequence[Window], answer: list[Any]) -> HoldGranted | HoldExisting:
@@ -300,7 +301,7 @@ def _counters_of(tenant_id: str, hint: HoldHint) -> list[str]:
     counters: list[str] = []
     for scope in Scope:
         for metric, rule in RULES.items():
-            name = keys.counter(
+            name = names.counter(
                 Limit(scope=scope, metric=metric, cap=0),
                 tenant_id=tenant_id,
                 project_id=hint.project_id,

@@ -117,7 +117,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('active', 'Active'), ('suspended', 'Suspended'), ('closed', 'Closed')], default='active', max_length=20)),
                 ('timezone', models.CharField(default='UTC', help_text='IANA zone of its calendar days and months, e.g. Europe/Berlin.', max_length=64)),
                 ('currency', models.CharField(default='USD', max_length=3)),
-                ('evaluation_log', models.BooleanField(default=False, help_text='Opt-in: write prompts and answers to object storage.')),
+                ('evaluation_log', models.BooleanField(default=False, help_text='Opt-in: keep prompts and answers in object storage.')),
                 ('cut_to_affordable', models.BooleanField(default=False, help_text='Shorten an answer to what the budget leaves instead of refusing it.')),
                 ('queued_max', models.PositiveIntegerField(blank=True, help_text="Empty = the plan's.", null=True)),
                 ('epoch', models.PositiveBigIntegerField(default=1, editable=False)),

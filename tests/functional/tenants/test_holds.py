@@ -31,13 +31,17 @@ DAY_MS = 86_400_000
 @pytest.fixture
 async def limits(redis: Redis) -> AsyncIterator[Limits]:
     limits = Limits(redis, time_ms=NOON)
-    await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+    await limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1)
     yield limits
 
 
 async def use_of(limits: Limits, *wanted: object) -> list[tuple[int, int]]:
     uses = await limits.usage(
-        tenant_id=ACME, project_id=PROJECT, api_key_id=KEY, limits=tuple(wanted), timezone="UTC"  # type: ignore[arg-type]
+        tenant_id=ACME,
+        project_id=PROJECT,
+        api_key_id=KEY,
+        limits=tuple(wanted),
+        timezone="UTC",  # type: ignore[arg-type]
     )
     return [(use.used, use.held) for use in uses]
 
@@ -58,9 +62,7 @@ async def void(limits: Limits, number: int) -> bool:
 
 
 async def start(limits: Limits, number: int, *, fence: str = "1-a", attempt: int = 1) -> bool:
-    return await limits.start(
-        tenant_id=ACME, request_id=request(number).request_id, fence=fence, attempt=attempt
-    )
+    return await limits.start(tenant_id=ACME, request_id=request(number).request_id, fence=fence, attempt=attempt)
 
 
 async def snapshot(redis: Redis) -> dict[bytes, bytes]:
@@ -134,7 +136,7 @@ class TestHold:
 
     async def test_tenants_do_not_share_counters(self, limits: Limits) -> None:
         cap = limit(Metric.REQUESTS_PER_MINUTE, 1)
-        await limits.set_epochs(tenant_id=MALLORY, epochs={KEY: 1}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=MALLORY, keys={KEY: 1}, tenant_epoch=1)
         await limits.hold(request(1, cap))
         assert isinstance(await limits.hold(request(2, cap, tenant_id=MALLORY)), HoldGranted)
 
@@ -247,7 +249,7 @@ class TestWindows:
                 return 0.0
 
         limits = Limits(redis, clock=WrongClock())
-        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1)
         cap = limit(Metric.TOKENS_PER_DAY, 30)
         granted = await limits.hold(request(1, cap))
         assert isinstance(granted, HoldGranted)
@@ -309,9 +311,7 @@ class TestSettle:
         assert not (await settle(limits, 2)).first
         assert await use_of(limits, *caps) == [(600, 0), (600, 0), (0, 0)]
         retry = await limits.hold(request(3, *caps, idempotency=given))
-        assert retry == HoldExisting(
-            request_id=request(2).request_id, state=HoldState.SETTLED, body_matches=True
-        )
+        assert retry == HoldExisting(request_id=request(2).request_id, state=HoldState.SETTLED, body_matches=True)
 
     async def test_a_lost_hold_of_yesterday_is_not_charged_today(self, limits: Limits) -> None:
         cap = limit(Metric.SPEND_PER_DAY, 5_000)
@@ -405,9 +405,7 @@ class TestCutToAffordable:
     async def test_grants_what_money_leaves_only_when_asked(self, limits: Limits) -> None:
         with pytest.raises(BudgetSpent):
             await limits.hold(request(1, *self.caps, output_nano_per_token=40))
-        granted = await limits.hold(
-            request(2, *self.caps, output_nano_per_token=40, cut_to_affordable=True, choices=2)
-        )
+        granted = await limits.hold(request(2, *self.caps, output_nano_per_token=40, cut_to_affordable=True, choices=2))
         assert isinstance(granted, HoldGranted)
         # 1,000 = 200 for the prompt + 20 x 40; 500 are left: 12 tokens
         assert (granted.output_tokens, granted.cut) == (12, True)
@@ -424,23 +422,23 @@ class TestEpochs:
     async def test_unknown_epochs_are_told_apart_from_revoked_ones(self, limits: Limits) -> None:
         with pytest.raises(EpochUnknown, match="unknown"):
             await limits.hold(request(1, tenant_id=MALLORY))
-        await limits.set_epochs(tenant_id=ACME, epochs={KEY: -2}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: -2}, tenant_epoch=1)
         with pytest.raises(AuthFailed):
             await limits.hold(request(1))
 
     async def test_a_suspended_tenant_is_refused_until_it_returns(self, limits: Limits) -> None:
-        await limits.set_epochs(tenant_id=ACME, epochs={}, tenant_epoch=-2)
+        await limits.set_epochs(tenant_id=ACME, keys={}, tenant_epoch=-2)
         with pytest.raises(PermissionDenied):
             await limits.hold(request(1))
-        await limits.set_epochs(tenant_id=ACME, epochs={}, tenant_epoch=3)
+        await limits.set_epochs(tenant_id=ACME, keys={}, tenant_epoch=3)
         with pytest.raises(EpochUnknown, match="stale"):
             await limits.hold(request(1))
         assert isinstance(await limits.hold(request(1, tenant_epoch=3)), HoldGranted)
 
     async def test_an_older_reload_never_undoes_a_revocation(self, limits: Limits) -> None:
-        await limits.set_epochs(tenant_id=ACME, epochs={KEY: -2}, tenant_epoch=1)
-        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 2}, tenant_epoch=1)
-        await limits.set_epochs(tenant_id=ACME, epochs={KEY: 1}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: -2}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: 2}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1)
         with pytest.raises(AuthFailed):
             await limits.hold(request(1))
 
@@ -470,7 +468,7 @@ class TestSweep:
         }
 
     async def test_knows_every_tenant_that_may_hold(self, limits: Limits) -> None:
-        await limits.set_epochs(tenant_id=MALLORY, epochs={}, tenant_epoch=1)
+        await limits.set_epochs(tenant_id=MALLORY, keys={}, tenant_epoch=1)
         assert {tenant async for tenant in limits.tenants()} == {ACME, MALLORY}
 
 
