@@ -1,0 +1,57 @@
+"""To the last nano-unit: what the answers said, what ClickHouse counts, and what the ledger posted are one sum."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.e2e.accounts import metered, quiet, total
+from tests.e2e.api import bare_id
+from tests.e2e.conftest import Platform
+
+
+def make_requests(platform: Platform) -> list[dict[str, Any]]:
+    """Plain, streamed, two-choice, cached, cut-off and cancelled requests; the usage that each was told."""
+    api, model = platform.api, platform.model
+    usages: list[dict[str, Any]] = []
+    long_text = f"{time.monotonic_ns()} " + "The keeper counts what passes and writes it down once. " * 40
+    for number in range(4):
+        messages = [{"role": "system", "content": long_text}, {"role": "user", "content": f"say: {number}"}]
+        plain = api.post("/chat/completions", {"model": model, "messages": messages, "max_tokens": 5 + number})
+        assert plain.status_code == 200, plain.text
+        usages.append(plain.json()["usage"])
+    choices = api.post("/completions", {"model": model, "prompt": "say: two", "n": 2, "max_tokens": 4})
+    assert choices.status_code == 200, choices.text
+    usages.append(choices.json()["usage"])
+    request = {"model": model, "messages": [{"role": "user", "content": "say: streamed"}], "stream": True}
+    events = list(api.events("/chat/completions", {**request, "stream_options": {"include_usage": True}}))
+    usages.append(events[-2]["usage"])
+    endless = {**request, "max_tokens": 2_000, "ignore_eos": True}
+    stream = api.events("/chat/completions", endless)
+    request_id = bare_id(next(stream)["id"])
+    next(stream)
+    stream.close()
+    cancelled = api.ended(request_id)
+    assert cancelled["outcome"] == "cancelled"
+    usages.append(cancelled["usage"])
+    return usages
+
+
+class TestAccounts:
+    def test_agree_between_answers_and_the_report_to_the_last_nano_unit(self, platform: Platform) -> None:
+        since = platform.started_at
+        before = quiet(platform.api, since=since)
+        told = total(make_requests(platform))
+        assert told.cached_tokens > 0
+        assert told.cost > 0
+        assert metered(platform.api, since=since, before=before, requests=told.requests) == told
+
+    def test_agree_between_clickhouse_and_the_ledger_for_everything_so_far(self, platform: Platform) -> None:
+        report = ledger_report(platform)
+        assert report["differences"] == []
+
+
+def ledger_report(platform: Platform) -> Any:
+    done = platform.instance.manage("usage_report", "--json", deadline=60)
+    assert done.returncode == 0, done.stdout
+    return done.stdout

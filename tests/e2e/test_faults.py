@@ -1,0 +1,194 @@
+"""kill -9 of gateway, worker and engine while requests run: the platform comes back by itself, and the books agree.
+
+Invariant checked each time: every call of a client ends within its deadline, with an answer or with an error; a request
+of which nothing had been released is answered; what the usage report adds is exactly what the requests themselves say,
+each once. These tests run after all others (conftest), because they kill what the others use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.e2e.accounts import metered, quiet, total
+from tests.e2e.api import bare_id
+from tests.e2e.conftest import Platform
+
+CALL_SECONDS = 90.0
+RECOVERY_SECONDS = 90.0
+COUNT = 90  # more than the engine takes at once (64), so that some wait in the queue when the fault comes
+STARTED = 20  # streams that have begun when the fault comes
+TOKENS = 150
+
+
+@dataclass(slots=True)
+class Call:
+    """One streamed request as its client saw it."""
+
+    key: str
+    request_id: str = ""
+    text: str = ""
+    done: bool = False
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Many calls at once, and the moment when enough of them have begun."""
+
+    platform: Platform
+    name: str
+    enough: asyncio.Event
+    begun: int = 0
+
+    async def run(self, *, fault: Callable[[], None]) -> list[Call]:
+        """Every call's end; the fault comes when STARTED streams have brought text."""
+        limits = httpx.Limits(max_connections=COUNT, max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(timeout=CALL_SECONDS, limits=limits) as client,
+            asyncio.timeout(CALL_SECONDS),
+            asyncio.TaskGroup() as tasks,
+        ):
+            calls = [tasks.create_task(self.ask(client, f"{self.name}-{number}")) for number in range(COUNT)]
+            await self.enough.wait()
+            fault()
+        return [call.result() for call in calls]
+
+    async def ask(self, client: httpx.AsyncClient, key: str) -> Call:
+        call = Call(key)
+        document = {
+            "model": self.platform.model,
+            "messages": [{"role": "user", "content": f"say: {key} goes on and on"}],
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        headers = {**self.platform.api.headers(), "Idempotency-Key": key}
+        url = f"{self.platform.base_url}/chat/completions"
+        try:
+            async with client.stream("POST", url, json=document, headers=headers) as response:
+                call.request_id = response.headers.get("x-request-id", "")
+                async for line in response.aiter_lines():
+                    self._read(call, line)
+                if response.status_code != 200:
+                    call.failure = call.failure or f"status {response.status_code}"
+        except httpx.HTTPError as error:
+            call.failure = type(error).__name__
+        return call
+
+    def _read(self, call: Call, line: str) -> None:
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            call.done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            call.failure = str(event["error"]["code"])
+            return
+        call.request_id = bare_id(event["id"])
+        text = event["choices"][0]["delta"].get("content") or "" if event["choices"] else ""
+        if text and not call.text:
+            self.begun += 1
+            if self.begun >= STARTED:
+                self.enough.set()
+        call.text += text
+
+
+def kill(platform: Platform, role: str) -> int:
+    """kill -9 of the process with this role; its pid."""
+    pid = platform.instance.pid_of(role)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def assert_comes_back(platform: Platform, *, role: str, dead: int) -> None:
+    """Another process has the role, and a new request is answered."""
+    until = time.monotonic() + RECOVERY_SECONDS
+    said = "nothing yet"
+    while time.monotonic() < until:
+        try:
+            pids = [item.pid for item in platform.instance.processes() if item.role == role]
+            document = {"model": platform.model, "prompt": "say: back", "max_tokens": 4}
+            answer = platform.api.post("/completions", document)
+            said = f"{role} has {pids}; {answer.status_code} {answer.text[:200]}"
+            if answer.status_code == 200 and pids and dead not in pids:
+                return
+        except httpx.HTTPError as error:
+            said = type(error).__name__
+        time.sleep(0.2)
+    raise AssertionError(f"{role} did not come back within {RECOVERY_SECONDS:.0f} s: {said}")
+
+
+@pytest.fixture
+def ledger(platform: Platform) -> Callable[[list[Call]], None]:
+    """Call it with all calls of the test: the usage report must have grown by exactly what they say of themselves."""
+    since = platform.started_at
+    before = quiet(platform.api, since=since)
+
+    def check(calls: list[Call]) -> None:
+        ids = sorted({call.request_id for call in calls})
+        assert len(ids) == len(calls)
+        told = total([platform.api.ended(request_id, deadline=60)["usage"] for request_id in ids])
+        assert metered(platform.api, since=since, before=before, requests=told.requests) == told
+
+    return check
+
+
+class TestKilled:
+    @pytest.mark.parametrize("role", ["engine", "worker"])
+    async def test_engine_or_worker_leaves_no_call_without_an_end(
+        self, platform: Platform, ledger: Callable[[list[Call]], None], role: str
+    ) -> None:
+        dead: list[int] = []
+        crowd = Crowd(platform, f"{role}-{platform.started_at}", asyncio.Event())
+        calls = await crowd.run(fault=lambda: dead.append(kill(platform, role)))
+        for call in calls:
+            assert call.done != bool(call.failure), call
+            assert not (call.failure and not call.text), f"nothing was released, so it must be answered: {call}"
+        assert sum(call.done for call in calls) >= COUNT - 64
+        ledger(calls)
+        assert_comes_back(platform, role=role, dead=dead[0])
+
+    async def test_gateway_leaves_requests_that_a_retry_finds_again(
+        self, platform: Platform, ledger: Callable[[list[Call]], None]
+    ) -> None:
+        dead: list[int] = []
+        crowd = Crowd(platform, f"gateway-{platform.started_at}", asyncio.Event())
+        first = await crowd.run(fault=lambda: dead.append(kill(platform, "gateway")))
+        lost = [call for call in first if not call.done]
+        assert lost, "the fault came too late to meet a stream"
+        wait_for_gateway(platform)
+        again = Crowd(platform, "again", asyncio.Event())
+        async with httpx.AsyncClient(timeout=CALL_SECONDS) as client, asyncio.TaskGroup() as tasks:
+            retried = [tasks.create_task(again.ask(client, call.key)) for call in lost]
+        calls = [call for call in first if call.done] + [task.result() for task in retried]
+        assert [call for call in calls if not call.done or call.failure] == []
+        known = {call.key: call for call in calls}
+        for call in lost:
+            if call.text:
+                assert known[call.key].request_id == call.request_id, "a retry attaches to the request that runs"
+                assert known[call.key].text.startswith(call.text)
+        ledger(calls)
+        assert_comes_back(platform, role="gateway", dead=dead[0])
+
+
+def wait_for_gateway(platform: Platform) -> None:
+    until = time.monotonic() + RECOVERY_SECONDS
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"{platform.api.root}/health/ready", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the gateway did not come back")
