@@ -159,3 +159,11 @@ class ReportLine:
     output_tokens: int
     reasoning_tokens: int
     cost_nano: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerTotals:
+    """Number and cost of the requests that the ledger has taken in a period."""
+
+    requests: int
+    cost_nano: int

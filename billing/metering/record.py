@@ -20,11 +20,11 @@ TABLE = "inference_requests_audit"
 COLUMNS: tuple[str, ...] = (
     "request_id", "revision", "tenant_id", "project_id", "api_key_id", "end_user_hash", "model_name", "pool",
     "endpoint", "service_class", "stream", "admitted_at", "billed_at", "prompt_tokens", "cached_tokens",
-    "completion_tokens", "reasoning_tokens", "delivered_tokens", "edge_us", "guard_us", "queue_us", "prefill_us", "decode_us",
-    "output_guard_us", "ttft_us", "total_us", "itl", "itl_sum_us", "outcome", "finish_reason", "error_code", "attempt",
-    "worker_id", "policy_id", "policy_version", "verdicts", "price_card_id", "currency", "price_input_nano",
-    "price_cached_nano", "price_output_nano", "cost", "cost_input", "cost_cached", "cost_output", "log_key", "batch_id",
-    "ingested_at", "version",
+    "completion_tokens", "reasoning_tokens", "delivered_tokens", "edge_us", "guard_us", "queue_us", "prefill_us",
+    "decode_us", "output_guard_us", "ttft_us", "total_us", "itl", "itl_sum_us", "outcome", "finish_reason",
+    "error_code", "attempt", "worker_id", "policy_id", "policy_version", "verdicts", "price_card_id", "currency",
+    "price_input_nano", "price_cached_nano", "price_output_nano", "cost", "cost_input", "cost_cached", "cost_output",
+    "log_key", "batch_id", "ingested_at", "version",
 )  # fmt: skip
 FIRST_REVISION = 1  # the request itself; later ones are signed differences
 

@@ -1,0 +1,1 @@
+"""Double entry in PostgreSQL: what usage owes, posted once per request."""

@@ -1,0 +1,1 @@
+"""Commands of the billing room: meter, settler, usage_report."""

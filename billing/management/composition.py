@@ -1,0 +1,75 @@
+"""What the commands of this room are built of: a command composes rooms, as the control plane does.
+
+Rooms beside and above billing are reached by their dotted name, so no module of billing depends on them. Invariant: a
+process is told to stop once, by SIGTERM or SIGINT, and finishes the round that it is in.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from django.utils.module_loading import import_string
+from redis.asyncio import Redis
+
+from billing.metering.meter import Revive
+from billing.metering.streams import UsageStreams
+from contracts.clock import Clock
+
+HEALTH_SECONDS = 30.0
+
+log = logging.getLogger("weir.billing")
+
+
+class Sweeper(Protocol):
+    """`gateway.settlement.Sweeper`."""
+
+    report: Any
+
+    async def run(self, *, stopping: asyncio.Event) -> None: ...
+
+
+def usage_reviver() -> Revive:
+    """The fair queue's own reading of a usage stream entry."""
+    reviver: Revive = import_string("fairqueue.messages.usage_from_stream")
+    return reviver
+
+
+def open_sweeper(*, redis: Redis, streams: UsageStreams, clock: Clock) -> Sweeper:
+    """The gateway's sweeper over every pool that has a usage stream."""
+    open_queue = import_string("fairqueue.queue.FairQueue")
+    bounds = import_string("fairqueue.queue.QueueBounds")()
+    queues: dict[str, Any] = {}
+
+    def queue_of(pool: str) -> Any:
+        if pool not in queues:
+            queues[pool] = open_queue(redis, pool, bounds)
+        return queues[pool]
+
+    async def pools() -> list[str]:
+        await streams.discover()
+        return list(streams.pools)
+
+    sweeper: Sweeper = import_string("gateway.settlement.Sweeper")(
+        limits=import_string("tenants.limits.buckets.Limits")(redis, clock=clock), queue_of=queue_of, pools=pools
+    )
+    return sweeper
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. Call it in the running loop's main thread."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def report_health(*, stop: asyncio.Event, line: Callable[[], Awaitable[str]]) -> None:
+    """Log `line()` every HEALTH_SECONDS until `stop`."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                await stop.wait()
+        except TimeoutError:
+            log.info("%s", await line())

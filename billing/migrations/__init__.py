@@ -1,0 +1,1 @@
+"""Schema of the price book and the ledger."""
