@@ -10,11 +10,17 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 from redis.asyncio import Redis
 
 from controlplane.env import environment
 from controlplane.local.testing import Stores
 from stores.redis import open_redis
+
+# Examples per property; no deadline, because the machine's load is not what a property is about.
+for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
+    settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 _STORES = Stores()
 _STORES.fill_environment()
@@ -50,12 +56,12 @@ def s3_url(stores: Stores) -> str:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(postgres_url: str) -> None:
     """Starts PostgreSQL before pytest-django makes its test database, and only then."""
-    from django.conf import settings
+    from django.conf import settings as django_settings
     from django.db import connections
 
     from controlplane.settings import database_from_url
 
-    for given in (settings.DATABASES["default"], connections["default"].settings_dict):
+    for given in (django_settings.DATABASES["default"], connections["default"].settings_dict):
         given.update(database_from_url(postgres_url))
 
 

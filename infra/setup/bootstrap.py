@@ -1,4 +1,4 @@
-"""Makes the two environments of Weir with nothing but Python 3.11: `python3.11 infra/setup/bootstrap.py [control] [engine]`.
+"""Makes the two environments of Weir with nothing but Python 3.11: `bootstrap.py [control] [engine]`.
 
 Called by the Makefile before anything is installed, and by `manage.py up` for the engine, so it imports the
 standard library only. `control` is `.venv` in the clone; `engine` (vLLM) lies in the user's cache, named by the
@@ -95,13 +95,14 @@ def ensure(environment: Environment) -> None:
 
 def check_engine_machine() -> None:
     """Raises SetupFailed where the engine's build cannot run."""
-    simulated = "run `ENGINE=simulated make up` for everything else without it, or set ENGINE_URL to a server elsewhere"
+    simulated = "run `ENGINE=simulated make up` for all but the model, or set ENGINE_URL to a server elsewhere"
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        message = f"the engine's build is for Linux on x86_64, this is {sys.platform} on {platform.machine()}; {simulated}"
+        message = (
+            f"the engine's build is for Linux on x86_64, this is {sys.platform} on {platform.machine()}; {simulated}"
+        )
         raise SetupFailed(message)
-    flags = Path("/proc/cpuinfo").read_text()
-    if "avx512f" not in flags:
-        message = f"this processor has no AVX-512, which the engine's CPU build needs; {simulated}"
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        message = f"this processor has no AVX-512, without which the engine's CPU build is not tested; {simulated}"
         raise SetupFailed(message)
 
 
@@ -115,8 +116,10 @@ def _ensure_uv() -> Path:
     with _step("uv, the installer") as done:
         _run([sys.executable, "-m", "venv", "--clear", str(place)], log="uv")
         _run(
-            [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-            + ["--disable-pip-version-check", "-r", str(lock)],
+            [
+                *(str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"),
+                *("--require-hashes", "--disable-pip-version-check", "-r", str(lock)),
+            ],
             log="uv",
         )
         done(_size(place))
@@ -140,8 +143,25 @@ def _install(uv: Path, environment: Environment) -> None:
         try:
             _run([*sync, "--offline"], log="install", env=env)
         except SetupFailed as offline:
-            message = f"the packages of the {environment.title} are not cached here and no registry answers; connect once and run it again"
+            what = f"the packages of the {environment.title} are not cached here and no registry answers"
+            message = f"{what}: check the network, or pip's index-url and cert settings, and run it again"
             raise SetupFailed(message) from offline
+
+
+def remake_locks() -> None:
+    """Resolves the three lock files anew from pyproject.toml and requirements/*.in. Raises SetupFailed."""
+    uv = _ensure_uv()
+    settings = uv_settings(pip=_read_pip_settings(), environ=os.environ)
+    common = ["--quiet", "--no-header", "--no-emit-index-url", "--generate-hashes", "--python-version", "3.11"]
+    extras = [part for extra in ("guardrails", "bench", "dev") for part in ("--extra", extra)]
+    engine = ["--override", "requirements/engine-overrides.txt", "requirements/engine.in"]
+    if _needs_torch_index(REQUIREMENTS / "engine.txt", settings.get("UV_FIND_LINKS", "")):
+        engine += ["--torch-backend", "cpu"]
+    jobs = {"uv": ["requirements/uv.in"], "control": [*extras, "pyproject.toml"], "engine": engine}
+    for name, arguments in jobs.items():
+        command = [str(uv), "pip", "compile", "--upgrade", *common, *arguments, "-o", f"requirements/{name}.txt"]
+        _run(command, log="lock", env={**os.environ, **settings}, directory=ROOT)
+        print(f"  ✓ requirements/{name}.txt: {_count(REQUIREMENTS / f'{name}.txt')} packages", file=sys.stderr)
 
 
 def uv_settings(*, pip: dict[str, str], environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
@@ -195,10 +215,13 @@ _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
     (("No space left", "os error 28"), SetupFailed, "the disk is full: free some space and run it again"),
     (("Disk quota",), SetupFailed, "your disk quota is used up: free some space and run it again"),
     (
-        ("dns error", "Failed to fetch", "Request failed", "error sending request", "Connection refused", "timed out")
-        + ("Could not connect", "Temporary failure in name", "NewConnectionError", "Network connectivity is disabled"),
+        (
+            *("dns error", "Failed to fetch", "Request failed", "error sending request", "Connection refused"),
+            *("timed out", "Could not connect", "Temporary failure in name", "NewConnectionError"),
+            "Network connectivity is disabled",
+        ),
         NoNetwork,
-        "no package registry answers and not everything is cached: check the network, or pip's index-url and cert settings",
+        "no package registry answers and not everything is cached: check the network, or pip's settings",
     ),
     (
         ("Hash mismatch", "hash mismatch", "HASHES", "DO NOT MATCH"),
@@ -213,8 +236,10 @@ _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
 )
 
 
-def _run(command: list[str], *, log: str, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def _run(command: list[str], *, log: str, env: dict[str, str] | None = None, directory: Path | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return
     said = (done.stderr + done.stdout).strip()
@@ -235,7 +260,7 @@ def _alone(environment: Environment) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"  … {environment.title}: waiting for another clone that makes it", flush=True)
+            print(f"  … {environment.title}: waiting for another clone that makes it", file=sys.stderr)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -255,10 +280,10 @@ def _step(title: str) -> Iterator[Callable[[int], None]]:
     """Prints what is being done, and when it is done its size and time."""
     began = time.monotonic()
     sizes: list[int] = []
-    print(f"  … {title}", flush=True)
+    print(f"  … {title}", file=sys.stderr)
     yield sizes.append
     size = f"{sizes[0] / 1e9:.1f} GB" if sizes[0] > 1e8 else f"{sizes[0] / 1e6:.0f} MB"
-    print(f"  ✓ {title}, {size}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"  ✓ {title}, {size}, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 def _count(lock: Path) -> int:
@@ -276,8 +301,10 @@ def _size(directory: Path) -> int:
 def main() -> int:
     """Makes what is asked for. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Make the environments of Weir.")
-    parser.add_argument("what", nargs="*", choices=["control", "engine"], default=["control"])
-    asked = parser.parse_args().what
+    parser.add_argument("what", nargs="*", choices=["control", "engine", "lock"], default=["control"])
+    parser.add_argument("--print-python", action="store_true", help="print the last one's interpreter on stdout")
+    arguments = parser.parse_args()
+    asked = arguments.what
     try:
         if sys.version_info[:2] != (3, 11):
             found = platform.python_version()
@@ -287,12 +314,17 @@ def main() -> int:
         if "engine" in asked:
             check_engine_machine()
             ensure(engine_environment())
+        if "lock" in asked:
+            remake_locks()
     except SetupFailed as failure:
         print(f"setup: {failure}", file=sys.stderr)
         return 1
     except OSError as failure:
         print(f"setup: {failure.strerror}: {failure.filename or user_cache()}", file=sys.stderr)
         return 1
+    if arguments.print_python:
+        last = engine_environment() if "engine" in asked else control_environment()
+        print(last.python)
     return 0
 
 

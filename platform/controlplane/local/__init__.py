@@ -1,1 +1,1 @@
-"""Local mode: what `make up` adds to the platform: a supervisor and the stores it starts. Nothing imports it in production."""
+"""Local mode: what `make up` adds: a supervisor and the stores it starts. Production imports none of it."""

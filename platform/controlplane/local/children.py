@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from controlplane.local.paths import write_private
@@ -49,10 +49,16 @@ class ChildSpec:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_deadline: float = 10.0
     ready_deadline: float = 60.0
+    # Names of the children that must serve before this one is started.
+    after: tuple[str, ...] = ()
+    # Children are stopped in waves, the highest first: the door, then what works behind it, then the stores.
+    wave: int = 0
+    # A job: it is done when it ends with exit code 0, and is not started again.
+    once: bool = False
     # Run once after the child serves and before anything that needs it is started.
     prepare: Callable[[], Awaitable[None]] | None = None
     # A file of the child that names a process of its own: (role, path), e.g. a worker's engine.
-    reports: tuple[tuple[str, Path], ...] = field(default=())
+    reports: tuple[tuple[str, Path], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def spawn(*, spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
     Must be called from the main thread: the kernel ties PR_SET_PDEATHSIG to the thread that forks.
     """
     with log.open("ab") as output:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - the commands are ours
             spec.command,
             cwd=spec.cwd,
             env=dict(spec.env),
@@ -111,16 +117,17 @@ def spawn(*, spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             user=spec.run_as,
-            group=_group_of(spec.run_as),
+            group=group_of(user=spec.run_as),
             extra_groups=None if spec.run_as is None else [],
             preexec_fn=die_with_parent(signum=spec.stop_signal, parent=os.getpid()),
         )
 
 
-def _group_of(user: str | None) -> int | None:
+def group_of(*, user: str | None) -> int | None:
+    """The primary group of a user, or None for ourselves. Raises KeyError for an unknown user."""
     if user is None:
         return None
-    import pwd  # noqa: PLC0415 - only where a user is changed
+    import pwd
 
     return pwd.getpwnam(user).pw_gid
 
@@ -143,6 +150,34 @@ def is_group_alive(*, pgid: int) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its group take: seconds since its start, bytes of memory that are resident."""
+
+    age: float
+    memory_bytes: int
+
+
+def find_usage(*, pid: int) -> Usage | None:
+    """The usage of a process and of those in its group, or None when it is gone."""
+    leader = Identity.of(pid=pid)
+    if leader is None:
+        return None
+    pages = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if entry.name == str(pid) or int(fields[2]) == pid:
+            pages += int(fields[21])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    age = uptime - leader.started / os.sysconf("SC_CLK_TCK")
+    return Usage(age=age, memory_bytes=pages * os.sysconf("SC_PAGE_SIZE"))
+
+
 def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -> bool:
     """Stops a group that may not be our child: signal, wait up to `deadline` seconds, then kill.
 
@@ -162,17 +197,28 @@ def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -
         os.close(pidfd)
 
 
-def write_pid(*, path: Path, identity: Identity, signum: signal.Signals) -> None:
+@dataclass(frozen=True, slots=True)
+class PidRecord:
+    """What a pid file says: who it is, and how it is stopped."""
+
+    identity: Identity
+    signum: signal.Signals
+    deadline: float
+
+
+def write_pid(*, path: Path, identity: Identity, spec: ChildSpec) -> None:
     """Leaves the child's identity for a later supervisor."""
-    write_private(path, json.dumps({"pid": identity.pid, "started": identity.started, "signal": int(signum)}))
+    record = {"pid": identity.pid, "started": identity.started}
+    how = {"signal": int(spec.stop_signal), "deadline": spec.stop_deadline}
+    write_private(path, json.dumps({**record, **how}))
 
 
-def read_pid(*, path: Path) -> tuple[Identity, signal.Signals] | None:
-    """The identity in a pid file, or None when the file is gone or not one of ours."""
+def read_pid(*, path: Path) -> PidRecord | None:
+    """What the pid file says, or None when it is gone or not one of ours."""
     try:
         found = json.loads(path.read_text())
         identity = Identity(pid=int(found["pid"]), started=int(found["started"]))
-        return identity, signal.Signals(int(found["signal"]))
+        return PidRecord(identity, signal.Signals(int(found["signal"])), float(found["deadline"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
@@ -187,7 +233,7 @@ class LocalServer:
 
     def start(self) -> None:
         """Starts the child and waits until it serves. Raises NotReady with the end of its log."""
-        import asyncio  # noqa: PLC0415 - the supervisor has a loop of its own
+        import asyncio
 
         process = self._process = spawn(spec=self.spec, log=self.log)
         asyncio.run(self._await_ready(process))
@@ -216,7 +262,7 @@ class LocalServer:
 
 async def wait_ready(*, spec: ChildSpec, has_ended: Callable[[], bool]) -> str | None:
     """Probes until the child serves. Returns None then, else why it does not: it ended, or its time is over."""
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
     reason = "it did not answer"
     loop = asyncio.get_running_loop()

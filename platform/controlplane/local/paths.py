@@ -2,15 +2,17 @@
 
 Invariant: everything one clone writes lies under its `.weir/`; everything heavy that clones can share lies
 under the user's cache directory and is named by a hash of what it was made from. Two exceptions, each with a
-reason: Unix sockets move to a short path when the clone's is too long for the kernel, and a PostgreSQL
-cluster owned by root's stand-in user moves out of a home directory that this user cannot enter.
+reason: a link with a short path leads to `.weir/` when the clone's path is too long for Unix sockets, and a
+PostgreSQL cluster owned by root's stand-in user moves out of a home directory that this user cannot enter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +64,19 @@ class Layout:
         return self.state / "demo.json"
 
     @property
+    def env_file(self) -> Path:
+        """The URLs and secrets of what runs here, so that `manage.py` typed by hand finds the same stores."""
+        return self.state / "env"
+
+    @property
     def supervisor_file(self) -> Path:
+        """Who holds this state directory: written when the lock is taken."""
         return self.run / "supervisor.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What a detached supervisor prints."""
+        return self.logs / "supervisor.log"
 
     @property
     def digest(self) -> str:
@@ -71,18 +84,33 @@ class Layout:
         return hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
 
     @property
-    def sockets(self) -> Path:
-        """A directory whose path is short enough for Unix sockets."""
+    def home(self) -> Path:
+        """The state directory by a path that is short enough for Unix sockets below it: WEIR_HOME of the children."""
         if len(str(self.run)) <= SOCKET_DIR_MAX:
-            return self.run
+            return self.state
         return Path(tempfile.gettempdir()) / f"weir-{os.getuid()}-{self.digest}"
 
     def make(self) -> None:
         """Creates the directories. Raises OSError when the disk is full or the clone is read-only."""
         self.state.mkdir(mode=0o711, parents=True, exist_ok=True)
         self.data.mkdir(mode=0o711, exist_ok=True)
-        for private in (self.run, self.logs, self.sockets):
+        for private in (self.run, self.logs):
             private.mkdir(mode=0o700, exist_ok=True)
+        if self.home != self.state:
+            self._link_home()
+
+    def remove(self) -> None:
+        """Removes the state directory and the short path to it."""
+        if self.home != self.state:
+            self.home.unlink(missing_ok=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def _link_home(self) -> None:
+        """The short path is a link of ours; somebody else's file of that name is refused, not followed."""
+        with suppress(FileExistsError):
+            self.home.symlink_to(self.state)
+        if self.home.lstat().st_uid != os.getuid() or self.home.resolve() != self.state.resolve():
+            raise FileExistsError(17, "another file has the name of the short path to .weir; remove it", str(self.home))
 
 
 def user_cache() -> Path:

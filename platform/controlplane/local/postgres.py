@@ -16,6 +16,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controlplane.local.children import group_of
 from controlplane.local.paths import write_private
 
 OWNER = "weir"
@@ -40,9 +41,7 @@ class Cluster:
     settings: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def choose(
-        cls, *, wanted: Path, digest: str, password: str, settings: dict[str, str] | None = None
-    ) -> Cluster:
+    def choose(cls, *, wanted: Path, digest: str, password: str, settings: dict[str, str] | None = None) -> Cluster:
         """Picks user and places. `wanted` becomes a link when the cluster must lie elsewhere."""
         user = find_user()
         directory = wanted.resolve() if user is None else _reachable_directory(wanted, digest, user)
@@ -86,7 +85,7 @@ class Cluster:
         """Creates the application's database unless it is there. Raises ClusterFailed."""
         env = {"PGPASSWORD": self.password}
         login = ("-h", "127.0.0.1", "-p", str(port), "-U", OWNER)
-        query = f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'"
+        query = f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'"  # noqa: S608 - a constant
         found = self._run(["psql", *login, "-d", "postgres", "-XAtc", query], env=env)
         if found.strip() == "0":
             self._run(["createdb", *login, DATABASE], env=env)
@@ -97,7 +96,7 @@ class Cluster:
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     def _run(self, command: list[str], *, env: dict[str, str] | None = None) -> str:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - the commands are ours
             [str(self.binaries / command[0]), *command[1:]],
             env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", **(env or {})},
             cwd=self.directory,
@@ -106,14 +105,20 @@ class Cluster:
             text=True,
             timeout=_INITDB_DEADLINE_SECONDS,
             check=False,
-            **_as_user(self.run_as),
+            user=self.run_as,
+            group=group_of(user=self.run_as),
+            extra_groups=None if self.run_as is None else [],
         )
         if done.returncode != 0:
-            message = (
-                f"{command[0]} failed in {self.directory}: {(done.stderr or done.stdout).strip()[-600:]}"
-            )
+            message = f"{command[0]} failed in {self.directory}: {(done.stderr or done.stdout).strip()[-600:]}"
             raise ClusterFailed(message)
         return done.stdout
+
+
+def remove_cluster(*, wanted: Path) -> None:
+    """Removes a cluster that had to lie elsewhere; one in its wanted place goes with the state directory."""
+    if wanted.is_symlink():
+        shutil.rmtree(wanted.resolve().parent, ignore_errors=True)
 
 
 def find_user() -> str | None:
@@ -126,27 +131,24 @@ def find_user() -> str | None:
         except KeyError:
             continue
         return name
-    message = "PostgreSQL cannot run as root and this machine has no user `postgres` or `nobody`; add one or run as yourself"
+    message = (
+        "PostgreSQL cannot run as root and this machine has no user `postgres` or `nobody`; add one or run as yourself"
+    )
     raise ClusterFailed(message)
-
-
-def _as_user(user: str | None) -> dict[str, object]:
-    if user is None:
-        return {}
-    entry = pwd.getpwnam(user)
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def can_enter(*, user: str, path: Path) -> bool:
     """True when `user` can enter the directory or run the file: asked of the kernel, as that user."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - the commands are ours
         ["/bin/sh", "-c", 'test -x "$0"', str(path)],
         cwd="/",
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=10,
         check=False,
-        **_as_user(user),
+        user=user,
+        group=group_of(user=user),
+        extra_groups=[],
     )
     return done.returncode == 0
 

@@ -8,10 +8,12 @@ Probes raise NotReady, OSError or EOFError; the caller sets the deadline.
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from controlplane.local.children import NotReady, Probe
 
@@ -104,18 +106,24 @@ def unix_socket(*, path: Path) -> Probe:
     return probe
 
 
-def redis_key(*, port: int, password: str | None, key: str) -> Probe:
-    """Ready when `key` is there: how a process that has no port of its own says that it works."""
+def worker(*, redis_url: str, worker_id: str) -> Probe:
+    """Ready when the worker's heartbeat says that its engine serves."""
+    parts = urlsplit(redis_url)
+    key = f"w:workers:{worker_id}"
 
     async def probe() -> None:
-        async with _connect(port) as (reader, writer):
-            if password:
-                writer.write(f"AUTH {password}\r\n".encode())
-                await reader.readline()
-            writer.write(f"EXISTS {key}\r\n".encode())
-            if (await reader.readline()) != b":1\r\n":
-                message = f"it has not reported yet ({key})"
-                raise NotReady(message)
+        from stores.redis import open_redis
+
+        client = open_redis(redis_url, connections_max=1)
+        try:
+            beat = await client.get(key)
+        finally:
+            await client.aclose(close_connection_pool=True)
+        if beat is None:
+            raise NotReady(f"it has not reported to {parts.hostname}:{parts.port} yet")
+        state = json.loads(beat).get("state")
+        if state != "ready":
+            raise NotReady(f"it reports: {state}")
 
     return probe
 

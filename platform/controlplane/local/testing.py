@@ -35,8 +35,7 @@ class Stores:
         access, secret = "weirtest", "weirtestsecret"
         self._keys = (access, secret)
         self._urls = {
-            "postgres": os.environ.get("TEST_DATABASE_URL")
-            or stores.postgres_url(port=ports[0], password=_PASSWORD),
+            "postgres": os.environ.get("TEST_DATABASE_URL") or stores.postgres_url(port=ports[0], password=_PASSWORD),
             "valkey": os.environ.get("TEST_REDIS_URL") or stores.valkey_url(port=ports[1], password=None),
             "s3": os.environ.get("TEST_S3_URL")
             or stores.s3_url(port=ports[2], access_key=access, secret_key=secret, bucket=_BUCKET),
@@ -92,9 +91,7 @@ class Stores:
     def _spec(self, name: str, home: Path) -> ChildSpec:
         ports = self._ports
         if name == "postgres":
-            cluster = Cluster.choose(
-                wanted=home / "postgres", digest=home.name, password=_PASSWORD, settings=_FAST
-            )
+            cluster = Cluster.choose(wanted=home / "postgres", digest=home.name, password=_PASSWORD, settings=_FAST)
             cluster.ensure_initialised()
             return stores.postgres(cluster=cluster, port=ports[0])
         if name == "valkey":

@@ -1,0 +1,49 @@
+# Weir. `make` says what there is.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+RUN := .venv/bin/python manage.py
+export PYTHONPATH := platform:.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up ps logs down doctor clean test check format lock
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: ## install what the platform needs into .venv (`make up` does it too)
+	@$(PYTHON) infra/setup/bootstrap.py control
+
+up: setup ## start everything, show one real request, stay until Ctrl-C (DETACH=1, ENGINE=simulated, PORT=8080)
+	@exec $(RUN) up $(if $(DETACH),--detach)
+
+ps: ## what runs
+	@$(RUN) ps
+
+logs: ## the ends of the logs (NAME=gateway, FOLLOW=1)
+	@exec $(RUN) logs $(NAME) $(if $(FOLLOW),--follow)
+
+down: ## stop what `make up` started
+	@$(RUN) down
+
+doctor: ## test every store and the engine, say what is wrong and how to fix it
+	@$(RUN) doctor
+
+clean: ## stop it and remove its data (.weir); environments and the model stay cached
+	@if [ -x .venv/bin/python ]; then $(RUN) down --remove-data; else rm -rf .weir; fi
+
+test: setup ## all tests, on real stores (ARGS="tests/unit -k budget")
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+check: setup ## format, lint, types, imports
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy platform tenants safety billing workers infra manage.py
+	@.venv/bin/lint-imports
+	@.venv/bin/python -m pytest -q tests/architecture
+
+format: setup ## put the code in the house's format
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+lock: setup ## make the lock files anew (hashes, no registry named); needs torch's CPU build in reach
+	@$(PYTHON) infra/setup/bootstrap.py lock

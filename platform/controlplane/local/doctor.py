@@ -1,0 +1,243 @@
+"""Is each store and the engine really usable? Called by `manage.py doctor`; imports no Django.
+
+Invariant: every check does what the platform will do there (connect, write, read back, remove) under a name of
+its own and within a deadline; a finding that is not good says what to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+_DEADLINE_SECONDS = 20.0
+_POSTGRES_MIN = 15
+_REDIS_MIN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. `fix` is empty when nothing need be done."""
+
+    name: str
+    detail: str
+    is_good: bool = False
+    fix: str = ""
+
+
+class Unwell(Exception):
+    """The thing answers, but is not as it must be."""
+
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(detail)
+        self.fix = fix
+
+
+Check = Callable[[Mapping[str, str]], Awaitable[str]]
+
+
+def hide_password(url: str) -> str:
+    """The URL without what must not be printed."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    where = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{where}"))
+
+
+async def examine(*, env: Mapping[str, str]) -> list[Finding]:
+    """All checks, one after the other (their output is read by a person)."""
+    checks: tuple[tuple[str, str, Check], ...] = (
+        ("PostgreSQL", "DATABASE_URL", check_postgres),
+        ("Redis", "REDIS_URL", check_redis),
+        ("broker", "BROKER_URL", check_broker),
+        ("ClickHouse", "CLICKHOUSE_URL", check_clickhouse),
+        ("S3", "S3_URL", check_s3),
+        ("engine", "WEIR_ENGINE", check_engine),
+    )
+    return [await _run(name, variable, check, env) for name, variable, check in checks]
+
+
+async def _run(name: str, variable: str, check: Check, env: Mapping[str, str]) -> Finding:
+    where = hide_password(env.get(variable, ""))
+    if variable not in ("WEIR_ENGINE", "BROKER_URL") and not where:
+        return Finding(name, f"{variable} is not set", fix=f"`make up` starts one here, or set {variable}")
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            return Finding(name, await check(env), is_good=True)
+    except Unwell as error:
+        return Finding(name, str(error), fix=error.fix)
+    except TimeoutError:
+        return Finding(name, f"{where} did not answer in {_DEADLINE_SECONDS:.0f} s", fix=_reach(variable))
+    except Exception as error:  # noqa: BLE001 - whatever a client raises is the finding
+        return Finding(name, f"{where}: {type(error).__name__}: {str(error).strip()[:300]}", fix=_reach(variable))
+
+
+def _reach(variable: str) -> str:
+    return f"see that it runs and that {variable} names its host, port, user and password; locally: `make up`"
+
+
+async def check_postgres(env: Mapping[str, str]) -> str:
+    """Connects, writes and reads in a temporary table, asks for the version and the extension of price periods."""
+    import psycopg
+
+    connection = await psycopg.AsyncConnection.connect(env["DATABASE_URL"], connect_timeout=5)
+    async with connection:
+        version = connection.info.server_version // 10_000
+        await connection.execute("CREATE TEMPORARY TABLE weir_doctor (value text)")
+        await connection.execute("INSERT INTO weir_doctor VALUES ('é')")
+        cursor = await connection.execute("SELECT value FROM weir_doctor")
+        if await cursor.fetchone() != ("é",):
+            raise Unwell("text does not come back as written", "create the database with ENCODING 'UTF8'")
+        cursor = await connection.execute("SELECT count(*) FROM pg_available_extensions WHERE name = 'btree_gist'")
+        found = await cursor.fetchone()
+    if version < _POSTGRES_MIN:
+        raise Unwell(f"it is version {version}", f"use PostgreSQL {_POSTGRES_MIN} or newer")
+    if found != (1,):
+        raise Unwell("the extension btree_gist is not there", "install PostgreSQL's contrib package")
+    return f"version {version}, {hide_password(env['DATABASE_URL'])}"
+
+
+async def check_redis(env: Mapping[str, str]) -> str:
+    """Writes and reads by a script, and asks for what the queue relies on: no eviction, persistence."""
+    from stores.redis import open_redis
+
+    client = open_redis(env["REDIS_URL"], connections_max=2)
+    try:
+        key = f"w:doctor:{secrets.token_hex(8)}"
+        script = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 10000); return redis.call('GET', KEYS[1])"
+        answer: Any = await client.eval(script, 1, key, "é")
+        await client.delete(key)
+        if answer != "é".encode():
+            raise Unwell("a value does not come back as written", "use Redis 7 or newer, or Valkey")
+        info: Any = await client.info()
+    finally:
+        await client.aclose(close_connection_pool=True)
+    version = str(info.get("valkey_version") or info.get("redis_version"))
+    if int(version.split(".")[0]) < _REDIS_MIN:
+        raise Unwell(f"it is version {version}", f"use Redis {_REDIS_MIN} or newer, or Valkey")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise Unwell(
+            f"it may evict keys ({policy}): holds and queued requests would be lost", "set maxmemory-policy noeviction"
+        )
+    if not info.get("aof_enabled"):
+        raise Unwell("it keeps nothing on disk: a restart loses queue and limits", "set appendonly yes")
+    return f"version {version}, append-only file on, no eviction, {hide_password(env['REDIS_URL'])}"
+
+
+async def check_broker(env: Mapping[str, str]) -> str:
+    """Publishes a message to a queue of its own and takes it back."""
+    url = env.get("BROKER_URL") or _database(env.get("REDIS_URL", ""), 1)
+    await asyncio.to_thread(_round_trip, url)
+    return f"a message went and came back, {hide_password(url)}"
+
+
+def _round_trip(url: str) -> None:
+    from kombu.connection import Connection
+
+    with Connection(url, connect_timeout=5, transport_options={"socket_timeout": 5}) as connection:  # type: ignore[no-untyped-call]
+        queue = connection.SimpleBuffer(f"weir.doctor.{secrets.token_hex(8)}")
+        try:
+            queue.put({"say": "é"})
+            message = queue.get(timeout=5)
+            message.ack()
+        finally:
+            queue.close()
+    if message.payload != {"say": "é"}:
+        raise Unwell("a message does not come back as sent", "set BROKER_URL to RabbitMQ, SQS or Redis")
+
+
+def _database(url: str, number: int) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{number}"))
+
+
+async def check_clickhouse(env: Mapping[str, str]) -> str:
+    """Queries through the platform's own port; in local mode that is the meter's socket."""
+    from stores.clickhouse import is_local, open_clickhouse, socket_path
+
+    url = env["CLICKHOUSE_URL"]
+    if is_local(url) and not socket_path(url).exists():
+        raise Unwell(
+            "the meter, which owns the local ClickHouse, does not run", "`make up`, then `make logs NAME=meter`"
+        )
+    reader = open_clickhouse(url)
+    try:
+        rows = await asyncio.to_thread(reader.execute, "SELECT version() AS version, 'é' AS text")
+        tables = await asyncio.to_thread(
+            reader.execute,
+            "SELECT count() AS found FROM system.tables WHERE database = currentDatabase() AND name = {name:String}",
+            {"name": "inference_requests_audit"},
+        )
+    finally:
+        reader.close()
+    if rows[0]["text"] != "é":
+        raise Unwell("text does not come back as sent", "use a current ClickHouse")
+    if not tables[0]["found"]:
+        raise Unwell("its tables are missing", "start the meter once: `manage.py meter` makes them")
+    return f"version {rows[0]['version']}, {hide_password(url)}"
+
+
+async def check_s3(env: Mapping[str, str]) -> str:
+    """Puts, gets and deletes an object in the bucket."""
+    await asyncio.to_thread(_object_round_trip, env["S3_URL"])
+    return f"an object was put, read and deleted, {hide_password(env['S3_URL'])}"
+
+
+def _object_round_trip(url: str) -> None:
+    from controlplane.local.stores import ensure_bucket, open_s3
+
+    ensure_bucket(url=url)
+    client, bucket = open_s3(url=url)
+    key = f"doctor/{secrets.token_hex(8)}"
+    client.put_object(Bucket=bucket, Key=key, Body="é".encode())
+    answer = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    client.delete_object(Bucket=bucket, Key=key)
+    if answer != "é".encode():
+        raise Unwell("an object does not come back as written", "use another S3 server")
+
+
+async def check_engine(env: Mapping[str, str]) -> str:
+    """One token from ENGINE_URL; or, for an engine of ours, what its worker reports."""
+    if env.get("ENGINE_URL"):
+        return await _ask_engine(env)
+    directory = Path(env.get("WEIR_MODEL_DIR", ""))
+    if not (directory / "tokenizer.json").exists():
+        raise Unwell(
+            f"no tokenizer in WEIR_MODEL_DIR ({directory})", "`make up` makes it, or name the model's directory"
+        )
+    from controlplane.local import probes
+    from controlplane.local.children import NotReady
+
+    try:
+        await probes.worker(redis_url=env["REDIS_URL"], worker_id=env.get("WEIR_WORKER_ID", "worker-1"))()
+    except NotReady as error:
+        raise Unwell(f"the worker: {error}", "`make ps`, then `make logs NAME=worker-1`") from error
+    return f"{env.get('WEIR_ENGINE', 'vllm')} serves {directory.name}"
+
+
+async def _ask_engine(env: Mapping[str, str]) -> str:
+    import httpx
+
+    base = env["ENGINE_URL"].rstrip("/").removesuffix("/v1")
+    key = env.get("WEIR_ENGINE_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(timeout=_DEADLINE_SECONDS - 1, headers=headers) as client:
+        listed = await client.get(f"{base}/v1/models")
+        if listed.status_code != httpx.codes.OK:
+            raise Unwell(f"{base}/v1/models answers {listed.status_code}", "set WEIR_ENGINE_API_KEY if it wants a key")
+        names = [entry["id"] for entry in listed.json()["data"]]
+        if not names:
+            raise Unwell("it serves no model", "load one there")
+        body = {"model": names[0], "prompt": "A", "max_tokens": 1}
+        answer = await client.post(f"{base}/v1/completions", json=body)
+    if answer.status_code != httpx.codes.OK or not answer.json().get("usage"):
+        raise Unwell(
+            f"/v1/completions answers {answer.status_code} {answer.text[:200]}",
+            "use an OpenAI-compatible server that sends usage",
+        )
+    return f"{', '.join(names)} at {base}"

@@ -1,0 +1,299 @@
+"""Local mode: `make up` from first line to last. Called by `manage.py up`; imports no Django.
+
+Invariant: whatever is wrong with the machine is said in one sentence that names what to do, before anything
+is started; whatever was started is stopped again, in order, however this ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from controlplane.local import demo, model
+from controlplane.local.children import Identity
+from controlplane.local.paths import Layout, write_private
+from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
+from controlplane.local.ports import NoFreePort
+from controlplane.local.postgres import ClusterFailed
+from controlplane.local.secrets_file import load_or_make
+from controlplane.local.supervisor import (
+    AlreadyRunning,
+    Child,
+    ChildFailed,
+    State,
+    Supervisor,
+    hold_lock,
+    is_locked,
+    stop_leftovers,
+)
+
+_DETACHED_DEADLINE_SECONDS = 1_800.0
+_DOWN_DEADLINE_SECONDS = 120.0
+# What `manage.py` typed by hand must know to find what runs here.
+_SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "S3_URL", "ENGINE_URL")
+_REASONS = {
+    errno.ENOSPC: "the disk is full: free some space and run it again",
+    errno.EDQUOT: "your disk quota is used up: free some space and run it again",
+    errno.EROFS: "the file system is read-only: clone to a place you can write",
+}
+
+
+class SetupFailed(Exception):
+    """The engine's environment could not be made; it has said why."""
+
+
+def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
+    """Starts everything, stays until it is asked to stop. Returns the exit code."""
+    began = time.monotonic()
+    try:
+        layout.make()
+        lock = hold_lock(layout=layout)
+    except AlreadyRunning:
+        return report_running(layout=layout, console=console)
+    except OSError as error:
+        return _fail(console, _explain(error))
+    try:
+        _write_holder(layout)
+        for name in stop_leftovers(layout=layout):
+            console.print(f"  [yellow]stopped {name}, left over from a run that was killed[/]")
+        plan = _prepare(layout=layout, console=console)
+        return _supervise(layout=layout, console=console, plan=plan, with_demo=with_demo, began=began)
+    except (PlanFailed, ClusterFailed, NoFreePort, model.ModelFailed, ChildFailed, ValueError) as error:
+        return _fail(console, str(error))
+    except OSError as error:
+        return _fail(console, _explain(error))
+    except SetupFailed:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        layout.supervisor_file.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def run_detached(*, layout: Layout, console: Console) -> int:
+    """Starts the supervisor in a session of its own and returns when it serves."""
+    if is_locked(layout=layout):
+        return report_running(layout=layout, console=console)
+    try:
+        layout.make()
+    except OSError as error:
+        return _fail(console, _explain(error))
+    command = [sys.executable, str(layout.root / "manage.py"), "up", "--no-demo"]
+    with layout.supervisor_log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - ourselves
+            command,
+            cwd=layout.root,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        if not _follow_until_serving(layout, console, process):
+            return process.returncode or 1
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait(timeout=_DOWN_DEADLINE_SECONDS)
+        return 130
+    _show_demo(layout, console)
+    console.print("It runs in the background: `make ps`, `make logs`, `make down`.")
+    return 0
+
+
+def report_running(*, layout: Layout, console: Console) -> int:
+    """Says that one runs already, and how to reach it."""
+    holder = read_holder(layout=layout)
+    who = "" if holder is None else f" (process {holder.pid})"
+    console.print(f"Weir runs here already{who}; `make ps` lists its processes, `make down` stops it.")
+    if _is_serving(layout) and layout.demo_file.exists():
+        demo.print_panel(console=console, demo=json.loads(layout.demo_file.read_text()), measured=None)
+    return 0
+
+
+def read_holder(*, layout: Layout) -> Identity | None:
+    """The supervisor that holds the state directory, when it has written itself down and runs."""
+    try:
+        found = json.loads(layout.supervisor_file.read_text())
+        identity = Identity(pid=int(found["pid"]), started=int(found["started"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return identity if identity.is_running() else None
+
+
+def take_down(*, layout: Layout, console: Console) -> int:
+    """Stops the platform of this state directory, and what an earlier one left. Returns the exit code."""
+    holder = read_holder(layout=layout)
+    if holder is not None and is_locked(layout=layout):
+        with console.status("stopping"):
+            stopped = _stop_holder(holder)
+        if not stopped:
+            console.print(f"the supervisor (process {holder.pid}) did not stop in time and was killed")
+    if not layout.run.exists():
+        console.print("Nothing runs here.")
+        return 0
+    try:
+        lock = hold_lock(layout=layout)
+    except AlreadyRunning:
+        return _fail(console, "the platform is just being started; try again in a moment")
+    left = stop_leftovers(layout=layout)
+    os.close(lock)
+    console.print("Stopped." if holder is not None or left else "Nothing runs here.")
+    return 0
+
+
+def _stop_holder(holder: Identity) -> bool:
+    try:
+        pidfd = os.pidfd_open(holder.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if select.select([pidfd], [], [], _DOWN_DEADLINE_SECONDS)[0]:
+            return True
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], 10.0)
+        return False
+    finally:
+        os.close(pidfd)
+
+
+def _prepare(*, layout: Layout, console: Console) -> Plan:
+    """Everything that takes time before the first process: the engine's environment, the model, the cluster."""
+    settings = read_settings(layout=layout)
+    engine = choose_engine(settings=settings)
+    python: Path | None = None
+    if engine == "vllm":
+        python = _ensure_engine(layout)
+        began = time.monotonic()
+        directory = model.cached_directory(root=layout.root)
+        if not directory.exists():
+            console.print("  … model: converted once, about a minute")
+        directory, made = model.ensure_model(root=layout.root, python=python)
+        if made:
+            size = sum(path.stat().st_size for path in directory.iterdir()) / 1e6
+            console.print(f"  [green]✓[/] model, {size:.0f} MB, {time.monotonic() - began:.0f} s")
+    secrets = load_or_make(layout=layout)
+    plan = make_plan(layout=layout, settings=settings, secrets=secrets, engine=engine, engine_python=python)
+    names = [name for name in plan.env if name in _SHARED or name.startswith("WEIR_")]
+    write_private(layout.env_file, "".join(f"{name}='{plan.env[name]}'\n" for name in sorted(names)))
+    for note in plan.notes:
+        console.print(f"  [yellow]{note}[/]", soft_wrap=True)
+    return plan
+
+
+def _ensure_engine(layout: Layout) -> Path:
+    """Runs the bootstrap for the engine's environment; it prints its own progress. Raises SetupFailed."""
+    sys.stdout.flush()
+    # The interpreter below the virtual environment: a new environment must not hang on this one.
+    interpreter = getattr(sys, "_base_executable", sys.executable)
+    script = str(layout.root / "infra" / "setup" / "bootstrap.py")
+    done = subprocess.run(  # noqa: S603 - our own script
+        [interpreter, script, "engine", "--print-python"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SetupFailed
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool, began: float) -> int:
+    reporter = _Reporter(console)
+
+    async def serving() -> None:
+        console.print(f"  [green]everything serves[/] after {time.monotonic() - began:.0f} s")
+        if with_demo:
+            await asyncio.to_thread(_show_demo, layout, console)
+            console.print("\nCtrl-C stops it. In another terminal: `make ps`, `make logs NAME=gateway`.")
+
+    async def run() -> None:
+        await Supervisor(layout=layout, specs=plan.specs, listener=reporter).run(when_serving=serving)
+
+    asyncio.run(run())
+    console.print("Stopped.")
+    return 0
+
+
+def _show_demo(layout: Layout, console: Console) -> None:
+    written: dict[str, Any] = json.loads(layout.demo_file.read_text())
+    measured = None
+    try:
+        demo.wait_until_ready(base_url=written["base_url"])
+        measured = demo.ask(console=console, base_url=written["base_url"], api_key=written["api_key"])
+    except demo.DemoFailed as failure:
+        console.print(f"\n[red]The demo request failed:[/] {failure}", soft_wrap=True)
+    demo.print_panel(console=console, demo=written, measured=measured)
+
+
+class _Reporter:
+    """Prints what becomes of each child: one line when it serves, one when it dies."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began: dict[str, float] = {}
+
+    def __call__(self, child: Child) -> None:
+        name, state = child.spec.name, child.state
+        if state is State.STARTING:
+            self._began[name] = time.monotonic()
+        elif state in (State.SERVING, State.DONE):
+            took = time.monotonic() - self._began[name]
+            where = f"127.0.0.1:{child.spec.port}" if child.spec.port else ""
+            self._console.print(f"  [green]✓[/] {name:<10} {took:5.1f} s  {where}", highlight=False)
+        elif state is State.BACKING_OFF:
+            self._console.print(f"  [yellow]{name}: {child.reason}; it is started again[/]", soft_wrap=True)
+        elif state is State.FAILED:
+            self._console.print(f"  [red]{name}: given up after {child.deaths} deaths: {child.reason}[/]")
+
+
+def _follow_until_serving(layout: Layout, console: Console, process: subprocess.Popen[bytes]) -> bool:
+    """Shows the supervisor's lines until it serves (True) or has ended (False)."""
+    until = time.monotonic() + _DETACHED_DEADLINE_SECONDS
+    with layout.supervisor_log.open(errors="replace") as said:
+        while time.monotonic() < until:
+            ended = process.poll() is not None
+            serving = _is_serving(layout, supervisor=process.pid)
+            for line in said:
+                console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
+            if ended or serving:
+                return not ended
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.1)
+    console.print(f"it does not serve after {_DETACHED_DEADLINE_SECONDS:.0f} s; see {layout.supervisor_log}")
+    return False
+
+
+def _is_serving(layout: Layout, *, supervisor: int | None = None) -> bool:
+    """Whether run.json says so; of exactly this supervisor, when one is named: a killed one leaves its file."""
+    try:
+        document = json.loads(layout.run_file.read_text())
+        return bool(document["serving"]) and supervisor in (None, document["supervisor"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+
+
+def _write_holder(layout: Layout) -> None:
+    identity = Identity.of(pid=os.getpid())
+    assert identity is not None
+    write_private(layout.supervisor_file, json.dumps({"pid": identity.pid, "started": identity.started}))
+
+
+def _explain(error: OSError) -> str:
+    known = _REASONS.get(error.errno or 0)
+    return known or f"{error.strerror}: {error.filename}"
+
+
+def _fail(console: Console, sentence: str) -> int:
+    console.print(f"[red]up:[/] {sentence}", soft_wrap=True, highlight=False)
+    return 1

@@ -1,0 +1,245 @@
+"""Local mode: which processes make a platform here, in which order, with which environment. Called by `manage.py up`.
+
+Invariant: a store or engine whose URL is given (environment or `.env`) is not started; everything else is. The
+children differ from production only by what starts them: each is configured by the same variables there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from controlplane.local import model, probes, stores
+from controlplane.local.children import ChildSpec
+from controlplane.local.paths import Layout
+from controlplane.local.ports import PortBook, find_gateway_port, is_free
+from controlplane.local.postgres import Cluster
+from controlplane.local.secrets_file import LocalSecrets
+
+GATEWAY_PORT = 8080
+ENGINES = ("vllm", "simulated")
+WORKER = "worker-1"
+
+
+class PlanFailed(Exception):
+    """What was asked for cannot be started; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The children in order, the environment they share, and what the person at the terminal should know."""
+
+    specs: tuple[ChildSpec, ...]
+    env: Mapping[str, str]
+    gateway_port: int
+    engine: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is being planned: filled step by step by `make_plan`."""
+
+    layout: Layout
+    settings: Mapping[str, str]
+    secrets: LocalSecrets
+    ports: PortBook
+    env: dict[str, str]
+    specs: list[ChildSpec] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def is_given(self, name: str) -> bool:
+        return bool(self.settings.get(name))
+
+    def manage(self, *arguments: str) -> tuple[str, ...]:
+        return (sys.executable, str(self.layout.root / "manage.py"), *arguments)
+
+
+def read_settings(*, layout: Layout) -> dict[str, str]:
+    """The environment, and below it `.env` in the clone."""
+    from dotenv import dotenv_values
+
+    written = {name: value for name, value in dotenv_values(layout.root / ".env").items() if value is not None}
+    return {**written, **os.environ}
+
+
+def choose_engine(*, settings: Mapping[str, str]) -> str:
+    """`vllm`, `simulated`, or `openai` when ENGINE_URL names a server. Raises PlanFailed."""
+    if settings.get("ENGINE_URL"):
+        return "openai"
+    chosen = settings.get("ENGINE") or settings.get("WEIR_ENGINE") or "vllm"
+    if chosen not in ENGINES:
+        raise PlanFailed(f"ENGINE={chosen} is not known; say ENGINE=vllm or ENGINE=simulated, or set ENGINE_URL")
+    return chosen
+
+
+def make_plan(
+    *, layout: Layout, settings: Mapping[str, str], secrets: LocalSecrets, engine: str, engine_python: Path | None
+) -> Plan:
+    """Chooses ports and places, and describes every child. Makes the PostgreSQL cluster when there is none.
+
+    Raises PlanFailed, NoFreePort, ClusterFailed.
+    """
+    ports = PortBook(path=layout.ports_file)
+    draft = _Draft(layout, settings, secrets, ports, env=dict(settings))
+    port = _gateway_port(draft)
+    draft.env.update(_shared_env(draft, engine, engine_python, port))
+    _plan_stores(draft)
+    _plan_jobs(draft)
+    _plan_services(draft, engine, port)
+    return Plan(
+        specs=tuple(replace(spec, env=draft.env) if not spec.env else spec for spec in draft.specs),
+        env=draft.env,
+        gateway_port=port,
+        engine=engine,
+        notes=tuple(draft.notes),
+    )
+
+
+def _gateway_port(draft: _Draft) -> int:
+    asked = draft.settings.get("PORT") or draft.settings.get("WEIR_PORT")
+    if asked:
+        if not asked.isdigit() or not is_free(int(asked)):
+            raise PlanFailed(f"PORT={asked} is taken or not a port; choose another, or leave it out")
+        return draft.ports.keep(name="gateway", port=int(asked))
+    port = find_gateway_port(preferred=GATEWAY_PORT)
+    if port != GATEWAY_PORT:
+        draft.notes.append(f"port {GATEWAY_PORT} is taken by another program: the gateway listens on {port}")
+    return draft.ports.keep(name="gateway", port=port)
+
+
+def _shared_env(draft: _Draft, engine: str, engine_python: Path | None, port: int) -> dict[str, str]:
+    layout = draft.layout
+    root = layout.root
+    directory = model.committed_directory(root=root)
+    if engine == "vllm":
+        directory = model.cached_directory(root=root)
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(root / "platform"), str(root)]),
+        "PYTHONUNBUFFERED": "1",
+        "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+        "WEIR_HOME": str(layout.home),
+        "WEIR_SECRET": draft.settings.get("WEIR_SECRET") or draft.secrets.root,
+        "WEIR_MODEL": draft.settings.get("WEIR_MODEL") or model.MODEL,
+        "WEIR_MODEL_DIR": draft.settings.get("WEIR_MODEL_DIR") or str(directory),
+        "WEIR_ENGINE": engine,
+        "WEIR_GATEWAY_ID": "gateway-1",
+        "WEIR_WORKER_ID": WORKER,
+        "WEIR_HOST": "127.0.0.1",
+        "WEIR_PORT": str(port),
+    }
+    if engine_python is not None:
+        env["WEIR_ENGINE_PYTHON"] = str(engine_python)
+    return env
+
+
+def _plan_stores(draft: _Draft) -> None:
+    layout, secrets, ports = draft.layout, draft.secrets, draft.ports
+    if not draft.is_given("DATABASE_URL"):
+        port = ports.choose(name="postgres")
+        cluster = Cluster.choose(wanted=layout.data / "postgres", digest=layout.digest, password=secrets.postgres)
+        cluster.ensure_initialised()
+        if not cluster.directory.is_relative_to(layout.state.resolve()):
+            who = f"PostgreSQL runs as user {cluster.run_as}, who cannot enter {layout.state}"
+            draft.notes.append(f"{who}: its data is in {cluster.directory}")
+        draft.specs.append(stores.postgres(cluster=cluster, port=port))
+        draft.env["DATABASE_URL"] = stores.postgres_url(port=port, password=secrets.postgres)
+    if not draft.is_given("REDIS_URL"):
+        port = ports.choose(name="valkey")
+        draft.specs.append(stores.valkey(data=layout.data / "valkey", port=port, password=secrets.valkey))
+        draft.env["REDIS_URL"] = stores.valkey_url(port=port, password=secrets.valkey)
+    if not draft.is_given("S3_URL"):
+        names = ("s3", "s3_grpc", "master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc")
+        chosen = {name: ports.choose(name=name) for name in names}
+        keys = {"access_key": secrets.s3_access_key, "secret_key": secrets.s3_secret_key}
+        draft.specs.append(
+            stores.seaweed(data=layout.data / "s3", sockets=layout.home / "run", ports=stores.S3Ports(**chosen), **keys)
+        )
+        draft.env["S3_URL"] = stores.s3_url(port=chosen["s3"], **keys)
+    if not draft.is_given("CLICKHOUSE_URL"):
+        draft.env["CLICKHOUSE_URL"] = f"chdb+unix://{layout.home / 'run' / 'meter.sock'}"
+
+
+def _needs(draft: _Draft, *names: str) -> tuple[str, ...]:
+    """Those of the names that are started here."""
+    planned = {spec.name for spec in draft.specs}
+    return tuple(name for name in names if name in planned)
+
+
+def _child(draft: _Draft) -> ChildSpec:
+    """What all processes of the platform itself have in common; `make_plan` gives them their environment."""
+    return ChildSpec(name="", role="", command=(), env={}, cwd=draft.layout.root, probe=probes.started)
+
+
+def _plan_jobs(draft: _Draft) -> None:
+    job = replace(_child(draft), role="job", once=True, wave=1)
+    migrate = draft.manage("migrate", "--noinput", "--verbosity", "1")
+    seed = (sys.executable, "-m", "controlplane.local.seeding")
+    draft.specs += [
+        replace(job, name="migrate", command=migrate, after=_needs(draft, "postgres")),
+        replace(job, name="seed", command=seed, after=("migrate", *_needs(draft, "valkey"))),
+    ]
+
+
+def _plan_services(draft: _Draft, engine: str, port: int) -> None:
+    """In order of importance; what takes longest to start, the worker with its engine, needs least and so is first."""
+    redis = _needs(draft, "valkey")
+    base = replace(_child(draft), after=("migrate", *redis))
+    run = draft.layout.home / "run"
+    meter_probe = probes.started if draft.is_given("CLICKHOUSE_URL") else probes.unix_socket(path=run / "meter.sock")
+    draft.specs += [
+        replace(_worker(base, draft, engine), after=redis),
+        replace(base, name="meter", role="meter", command=draft.manage("meter"), probe=meter_probe, wave=2),
+        replace(base, name="settler", role="settler", command=draft.manage("settler"), wave=2),
+        replace(_gateway(base, port), after=(*base.after, "seed")),
+        *_celery(base, draft),
+    ]
+
+
+def _worker(base: ChildSpec, draft: _Draft, engine: str) -> ChildSpec:
+    report = draft.layout.home / "run" / f"{WORKER}.engine.json"
+    return replace(
+        base,
+        name=WORKER,
+        role="worker",
+        command=(sys.executable, "-m", "workers"),
+        probe=probes.worker(redis_url=draft.env["REDIS_URL"], worker_id=WORKER),
+        reports=() if engine == "openai" else (("engine", report),),
+        ready_deadline=600.0,
+        stop_deadline=35.0,
+        wave=3,
+    )
+
+
+def _gateway(base: ChildSpec, port: int) -> ChildSpec:
+    command = (
+        *(sys.executable, "-m", "uvicorn", "controlplane.asgi:application"),
+        *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--http", "httptools"),
+        *("--ws", "websockets", "--no-access-log", "--timeout-graceful-shutdown", "10"),
+    )
+    probe = probes.http(port=port, path="/health/live")
+    return replace(
+        base, name="gateway", role="gateway", command=command, probe=probe, port=port, stop_deadline=15.0, wave=4
+    )
+
+
+def _celery(base: ChildSpec, draft: _Draft) -> tuple[ChildSpec, ChildSpec]:
+    program = (sys.executable, "-m", "celery", "-A", "controlplane.celery")
+    worker = (
+        *program,
+        "worker",
+        "--pool=threads",
+        "-c",
+        "2",
+        "--loglevel=INFO",
+        "--without-gossip",
+        "--without-mingle",
+    )
+    beat = (*program, "beat", "-s", str(draft.layout.data / "beat-schedule"), "--pidfile=", "--loglevel=INFO")
+    return (
+        replace(base, name="celery", role="celery", command=worker, wave=3),
+        replace(base, name="beat", role="beat", command=beat, wave=4),
+    )

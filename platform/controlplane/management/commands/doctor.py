@@ -1,0 +1,31 @@
+"""`manage.py doctor`: tests each configured store and the engine for real, and says how to fix what is wrong."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from dotenv import dotenv_values
+from rich.console import Console
+
+from controlplane.local.doctor import examine
+from controlplane.local.paths import Layout
+
+
+class Command(BaseCommand):
+    help = __doc__
+    requires_system_checks = ()
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        layout, console = Layout.of_clone(), Console(highlight=False)
+        # The strongest last: what `make up` started here, what is written down, what is set now.
+        layers = (dotenv_values(layout.env_file), dotenv_values(layout.root / ".env"), os.environ)
+        env = {name: value for layer in layers for name, value in layer.items() if value}
+        findings = asyncio.run(examine(env=env))
+        for finding in findings:
+            mark = "[green]✓[/]" if finding.is_good else "[red]✗[/]"
+            console.print(f"{mark} {finding.name:<11} {finding.detail}", soft_wrap=True)
+            if finding.fix:
+                console.print(f"              [yellow]→ {finding.fix}[/]", soft_wrap=True)
+        sys.exit(0 if all(finding.is_good for finding in findings) else 1)

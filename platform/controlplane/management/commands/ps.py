@@ -1,0 +1,42 @@
+"""`manage.py ps`: the processes of the platform that runs here, with age and memory."""
+
+import json
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from rich.console import Console
+from rich.table import Table
+
+from controlplane.local.children import find_usage
+from controlplane.local.paths import Layout
+from controlplane.local.supervisor import is_locked
+
+
+class Command(BaseCommand):
+    help = __doc__
+    requires_system_checks = ()
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        layout, console = Layout.of_clone(), Console(highlight=False)
+        if not is_locked(layout=layout) or not layout.run_file.exists():
+            console.print("Nothing runs here; `make up` starts it.")
+            sys.exit(1)
+        document = json.loads(layout.run_file.read_text())
+        table = Table("name", "role", "pid", "port", "state", "up", "memory", box=None)
+        for row in (*document["processes"], *document["missing"]):
+            table.add_row(*_cells(row))
+        console.print(table)
+        sys.exit(0 if not any(row["state"] == "failed" for row in document["missing"]) else 1)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    port = str(row["port"]) if row["port"] else ""
+    state = row["state"] + (f", died {row['deaths']} times in a row" if row.get("deaths") else "")
+    state += f": {row['reason']}" if row.get("reason") else ""
+    fixed = (row["name"], row["role"], str(row["pid"] or ""), port, state)
+    usage = find_usage(pid=row["pid"]) if row["pid"] else None
+    if usage is None:
+        return (*fixed, "", "")
+    hours, rest = divmod(int(usage.age), 3600)
+    return (*fixed, f"{hours}:{rest // 60:02}:{rest % 60:02}", f"{usage.memory_bytes / 1e6:.0f} MB")

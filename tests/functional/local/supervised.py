@@ -1,0 +1,102 @@
+"""A supervisor over small children, as a process of its own: `supervised.py STATE_DIR CASE`. Used by test_supervisor.
+
+Prints one JSON line per change of a child's state, so that a test waits for facts and never for time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+from controlplane.local import probes
+from controlplane.local.children import ChildSpec
+from controlplane.local.paths import Layout
+from controlplane.local.restarts import RestartPolicy
+from controlplane.local.supervisor import AlreadyRunning, Child, ChildFailed, Supervisor, hold_lock, stop_leftovers
+
+# A server that announces itself by a Unix socket and stops in order, leaving a line in its log.
+SERVER = """
+import os, signal, socket, sys
+path = sys.argv[1]
+if os.path.exists(path): os.unlink(path)
+door = socket.socket(socket.AF_UNIX); door.bind(path); door.listen(8)
+def stop(*_):
+    print("stopped in order", flush=True); os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    try: door.accept()[0].close()
+    except OSError: pass
+"""
+MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+STUBBORN = SERVER.replace("signal.SIGTERM, stop", "signal.SIGTERM, signal.SIG_IGN")
+
+
+def say(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def spec(layout: Layout, name: str, source: str, **options: object) -> ChildSpec:
+    socket_path = layout.run / f"{name}.sock"
+    probe = probes.unix_socket(path=socket_path) if source in (SERVER, STUBBORN) else probes.started
+    defaults = {"cwd": layout.state, "env": {"PATH": "/usr/bin:/bin"}, "role": name, "probe": probe}
+    return ChildSpec(name=name, command=(sys.executable, "-c", source, str(socket_path)), **{**defaults, **options})
+
+
+def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
+    store = spec(layout, "store", SERVER)
+    never = probes.unix_socket(path=layout.run / "no.sock")
+    job = spec(layout, "job", "print('migrated')", after=("store",), once=True, wave=1)
+    door = spec(layout, "door", SERVER, after=("job",), wave=2, port=4711)
+    return {
+        "platform": [store, job, door],
+        "broken": [
+            store,
+            spec(layout, "broken", "print('no such table'); raise SystemExit(3)", after=("store",), probe=never),
+        ],
+        "broken_job": [store, spec(layout, "job", "raise SystemExit(2)", after=("store",), once=True)],
+        "mute": [spec(layout, "mute", MUTE, probe=never, ready_deadline=0.3, stop_deadline=0.1)],
+        "stubborn": [spec(layout, "stubborn", STUBBORN, stop_deadline=0.2)],
+        "family": [spec(layout, "family", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MUTE!r}])")],
+    }
+
+
+def main() -> int:
+    layout = Layout(root=Path.cwd(), state=Path(sys.argv[1]))
+    layout.make()
+    try:
+        hold_lock(layout=layout)
+    except AlreadyRunning:
+        say(event="already running")
+        return 3
+    say(event="leftovers", names=stop_leftovers(layout=layout))
+
+    def listener(child: Child) -> None:
+        pid = None if child.process is None else child.process.pid
+        say(event=str(child.state), name=child.spec.name, pid=pid, reason=child.reason)
+
+    async def serving() -> None:
+        say(event="platform serves")
+
+    async def run() -> None:
+        policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3, stable_seconds=0.0)
+        if sys.argv[2] in ("broken", "mute"):
+            policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3)
+        await Supervisor(layout=layout, specs=cases(layout)[sys.argv[2]], listener=listener, policy=policy).run(
+            when_serving=serving
+        )
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        asyncio.run(run())
+    except ChildFailed as failure:
+        say(event="over", reason=str(failure))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
