@@ -34,7 +34,6 @@ from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.drafts import Draft, content_of, output_tokens
 from gateway.edge.schema import Asked, check_vocabulary
-from gateway.pools import PoolWorkers
 from gateway.prompts import PromptContent
 from gateway.services import GatewayServices
 from gateway.stream.mailbox import Inbox
@@ -86,13 +85,6 @@ class Admission:
 
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
-        settings = services.settings
-        self._workers = PoolWorkers(
-            services.redis,
-            clock=services.clock,
-            fresh_seconds=settings.worker_probe_seconds,
-            retry_after_ms=settings.unavailable_retry_ms,
-        )
 
     async def identify(self, bearer: str) -> Caller:
         """Step 2, AUTH: before the body is read. Raises AuthFailed, PermissionDenied, Unavailable."""
@@ -112,7 +104,7 @@ class Admission:
         if self._services.mailbox.open_inboxes >= self._services.settings.streams_max:
             raise self._unavailable("this gateway has as many open requests as it takes")
         draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
-        await self._workers.require(draft.card.pool)
+        await self._services.workers.require(draft.card.pool)
         draft, hold = await self._hold(caller, draft)
         if isinstance(hold, HoldExisting):
             return await self._attach(draft, hold)

@@ -6,6 +6,7 @@ Invariant: no module of this room opens a connection, reads a clock or loads a m
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
@@ -16,6 +17,7 @@ from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef
 from fairqueue.queue import FairQueue
+from gateway.pools import PoolWorkers
 from gateway.stream.mailbox import Mailbox
 from gateway.tokenizer import PromptTokenizer
 from safety.engines.pool import ValidatorPool
@@ -133,14 +135,28 @@ class GatewayServices:
 
     async def run(self, *, started: asyncio.Event, stopping: asyncio.Event) -> None:
         """Runs the mailbox and the background loops until `stopping`. Sets `started` once the mailbox is subscribed."""
-        async with asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(self.mailbox.run())]
-            loops += [tasks.create_task(_forever(loop)) for loop in self.background]
-            await self.mailbox.subscribed.wait()
-            started.set()
-            await stopping.wait()
-            for loop in loops:
-                loop.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                loops = [tasks.create_task(self.mailbox.run())]
+                loops += [tasks.create_task(_forever(loop)) for loop in self.background]
+                await self.mailbox.subscribed.wait()
+                started.set()
+                await stopping.wait()
+                for loop in loops:
+                    loop.cancel()
+        finally:
+            if self.validators is not None:
+                await self.validators.close()
+
+    @cached_property
+    def workers(self) -> PoolWorkers:
+        """Heartbeats by pool, shared by every route of the process."""
+        return PoolWorkers(
+            self.redis,
+            clock=self.clock,
+            fresh_seconds=self.settings.worker_probe_seconds,
+            retry_after_ms=self.settings.unavailable_retry_ms,
+        )
 
 
 async def _forever(loop: Callable[[], Awaitable[Any]]) -> None:
