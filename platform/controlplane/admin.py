@@ -14,19 +14,19 @@ admin.site.unregister(Group)
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):
+class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc,type-arg]  # unfold has no types
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
+class GroupAdmin(DjangoGroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 
 @admin.register(ServedModel)
-class ServedModelAdmin(ModelAdmin):
+class ServedModelAdmin(ModelAdmin):  # type: ignore[misc]
     list_display = ("name", "pool", "enabled", "created_at")
     list_filter = ("enabled",)
     search_fields = ("name", "pool")

@@ -1,6 +1,6 @@
 """The catalogue behind `GET /v1/models` and admission: names from PostgreSQL, configurations from running workers.
 
-Called by the gateway through its port. Invariant: a configuration is what a worker read from its engine and model files;
+Called by the gateway through its port. Invariant: a configuration is what a worker read from engine and model files;
 it outlives PostgreSQL being away (the last answer stands) and is refused, not invented, when no worker has registered.
 """
 
@@ -8,9 +8,10 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError
+from django.db import DatabaseError, close_old_connections
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -24,6 +25,7 @@ from gateway.tokenizer import PromptTokenizer
 log = logging.getLogger("weir.catalogue")
 
 FRESH_SECONDS = 5.0
+LOOK_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 3.0
 CARDS_KEY = "w:models"
 
@@ -37,43 +39,49 @@ class CatalogueCache:
     _offered: dict[str, str] = field(default_factory=dict)  # model name -> tokenizer directory
     _cards: dict[str, ModelCard] = field(default_factory=dict)
     _tokenizers: dict[str, PromptTokenizer] = field(default_factory=dict)
-    _read_at: float | None = None
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _was_read: bool = False
+    _looked_at: float | None = None
+
+    async def keep_fresh(self) -> None:
+        """Reads again every five seconds, off every request's way. Runs as long as the server."""
+        while True:
+            await self._refresh()
+            await asyncio.sleep(FRESH_SECONDS)
 
     async def get(self, model: str) -> ServedModel:
         """Raises NotFound for a model that is not offered, Unavailable while no engine of it has registered."""
-        await self._refresh()
+        if model not in self._offered or model not in self._cards:
+            await self._look_again()
+        if not self._was_read:
+            raise Unavailable("The catalogue of models cannot be read.", retry_after_ms=2_000)
         if model not in self._offered:
             raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
-        if model not in self._cards:
-            await self._refresh(at_once=True)
         if model not in self._cards:
             raise Unavailable(f"No engine of `{model}` has started yet.", retry_after_ms=5_000)
         return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(self._offered[model]))
 
     async def list(self) -> list[ServedModel]:
-        """Every offered model whose engine has registered, by name."""
-        await self._refresh()
+        """Every offered model whose engine has registered, by name. Raises Unavailable before the first read."""
+        if not self._was_read:
+            await self._look_again()
+        if not self._was_read:
+            raise Unavailable("The catalogue of models cannot be read.", retry_after_ms=2_000)
         return [await self.get(name) for name in sorted(self._offered) if name in self._cards]
 
-    async def _refresh(self, *, at_once: bool = False) -> None:
-        if not at_once and self._is_fresh():
-            return
-        async with self._lock:
-            if not at_once and self._is_fresh():
-                return
-            try:
-                async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                    self._offered = await sync_to_async(_offered_models)()
-                    self._cards = _decode_cards(await self.redis.hgetall(CARDS_KEY))
-            except (DatabaseError, RedisError, TimeoutError) as error:
-                if self._read_at is None:
-                    raise Unavailable("The catalogue of models cannot be read.", retry_after_ms=2_000) from error
-                log.warning("catalogue not refreshed, the last one stands: %s", type(error).__name__)
-            self._read_at = self.clock.monotonic()
+    async def _look_again(self) -> None:
+        """For what is not known here: it may be new. At most one look a second, so that wrong names cost nothing."""
+        if self._looked_at is None or self.clock.monotonic() - self._looked_at >= LOOK_SECONDS:
+            await self._refresh()
 
-    def _is_fresh(self) -> bool:
-        return self._read_at is not None and self.clock.monotonic() - self._read_at < FRESH_SECONDS
+    async def _refresh(self) -> None:
+        self._looked_at = self.clock.monotonic()
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
+                self._cards = _decode_cards(await self.redis.hgetall(CARDS_KEY))
+                self._offered = await sync_to_async(_offered_models, thread_sensitive=False)()
+            self._was_read = True
+        except (DatabaseError, RedisError, TimeoutError) as error:
+            log.warning("catalogue not refreshed, the last one stands: %s", type(error).__name__)
 
     async def _tokenizer(self, directory: str) -> PromptTokenizer:
         if directory not in self._tokenizers:
@@ -82,12 +90,13 @@ class CatalogueCache:
 
 
 def _offered_models() -> dict[str, str]:
+    close_old_connections()
     from controlplane.models import ServedModel as Row
 
     return dict(Row.objects.filter(enabled=True).values_list("name", "tokenizer_dir"))
 
 
-def _decode_cards(raw: dict[bytes, bytes]) -> dict[str, ModelCard]:
+def _decode_cards(raw: dict[Any, Any]) -> dict[str, ModelCard]:
     cards = {}
     for name, data in raw.items():
         try:

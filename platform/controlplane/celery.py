@@ -16,12 +16,12 @@ app.conf.beat_schedule = {
 }
 
 
-@setup_logging.connect
+@setup_logging.connect  # type: ignore[untyped-decorator]  # celery has no types
 def _use_django_logging(**kwargs: object) -> None:
     """Celery keeps its hands off logging: Django's configuration stands."""
 
 
-@app.on_after_configure.connect
+@app.on_after_configure.connect  # type: ignore[untyped-decorator]
 def _install_consumers(sender: Celery, **kwargs: object) -> None:
     """The one consumer of domain events lives in the Celery worker process."""
     from tenants.consumer import AuditConsumer

@@ -43,8 +43,9 @@ class Lifespan:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()  # lifespan.shutdown
                 stopping.set()
-        except* Exception as failures:
+        except ExceptionGroup as failures:
             log.exception("the gateway's services failed")
-            await send({"type": "lifespan.startup.failed", "message": str(failures.exceptions[0])})
-            return
-        await send({"type": "lifespan.shutdown.complete"})
+            ended = "lifespan.shutdown.failed" if started.is_set() else "lifespan.startup.failed"
+            await send({"type": ended, "message": str(failures.exceptions[0])})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})

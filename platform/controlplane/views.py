@@ -18,7 +18,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from tenants.models import Tenant
 
 from billing import selectors as usage_reports
 from billing.clickhouse.shapes import RequestRow, TimelineStep
@@ -27,6 +26,7 @@ from contracts.money import text_from_nano
 from contracts.wire import decode
 from controlplane.env import environment
 from stores.clickhouse import ClickHouseUnavailable
+from tenants.models import Tenant
 
 PAGE_ROWS = 50
 USAGE_DAYS = 7
@@ -54,8 +54,9 @@ def recent_requests(request: HttpRequest) -> HttpResponse:
     """The newest metered requests, one page of fifty, for all tenants or one (`?tenant=`), older by `?before=`."""
     tenant = request.GET.get("tenant") or None
     before = request.GET.get("before") or None
+    none: list[RequestRow] = []
     rows, problem = _answer(
-        lambda: usage_reports.recent_requests(tenant_id=tenant, limit=PAGE_ROWS, before=before), empty=[]
+        lambda: usage_reports.recent_requests(tenant_id=tenant, limit=PAGE_ROWS, before=before), empty=none
     )
     names = _tenant_names()
     table = {
@@ -108,8 +109,9 @@ def usage(request: HttpRequest) -> HttpResponse:
     end_ms = int(timezone.now().timestamp() * 1000)
     start_ms = end_ms - USAGE_DAYS * 86_400_000
     names = _tenant_names()
+    none: list[list[str]] = []
     rows, problem = _answer(
-        lambda: [_usage_cells(key, name, start_ms, end_ms) for key, name in names.items()], empty=[]
+        lambda: [_usage_cells(key, name, start_ms, end_ms) for key, name in names.items()], empty=none
     )
     speed, _ = _answer(lambda: usage_reports.latency_percentiles(start_ms=start_ms, end_ms=end_ms), empty=None)
     headers = ["Tenant", "Requests", "Input tokens", "of them cached", "Output tokens", "Cost"]
@@ -130,7 +132,7 @@ def engines(request: HttpRequest) -> HttpResponse:
     workers: list[dict[str, Any]] = []
     problem = None
     try:
-        cards = [decode(ModelCard, raw) for raw in client.hgetall("w:models").values()]
+        cards = [decode(ModelCard, raw) for raw in client.hgetall("w:models").values() if isinstance(raw, bytes)]
         workers = [_worker(client, key) for key in sorted(client.scan_iter("w:workers:*", count=500))]
     except sync_redis.RedisError:
         problem = "Redis does not answer; what runs cannot be shown."

@@ -4,6 +4,7 @@ Called by `asgi.py`. Invariant: warm answers (keys, prices, catalogue, policies)
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,7 @@ from contracts.tenancy import PolicyRef, TenantContext
 from controlplane.catalogue import CatalogueCache
 from controlplane.env import Environment, environment
 from fairqueue.keys import mailbox_channel
+from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
 from gateway.services import Epochs, GatewayServices, GatewaySettings, UsageQuery
 from gateway.stream.mailbox import Mailbox
@@ -42,6 +44,8 @@ REPORT_SECONDS = 20.0
 PRICE_FRESH_SECONDS = 30.0
 PRICE_ENTRIES_MAX = 10_000
 
+log = logging.getLogger("weir.wiring")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ def gateway_services() -> GatewayServices:
     secret = env.secret.get_secret_value()
     clock = SystemClock()
     redis = open_redis(env.redis)
+    catalogue, prices = CatalogueCache(redis=redis, clock=clock), PriceCache(clock=clock)
+    validators = ValidatorPool()
     gateway_id = env.gateway_id or f"gw-{mint_nonce()}"
     pepper = derive(secret, KEY_PEPPER)
     return GatewayServices(
@@ -60,15 +66,16 @@ def gateway_services() -> GatewayServices:
         redis=redis,
         mailbox=_mailbox(env, gateway_id),
         limits=Limits(redis),
-        queue_of=cache(lambda pool: FairQueue(redis, pool=pool)),
+        queue_of=cache(lambda pool: FairQueue(redis, pool=pool, bounds=QueueBounds())),
         resolver=Resolver(_load_context, clock=clock, pepper=pepper),
         epochs=DatabaseEpochs(),
-        catalogue=CatalogueCache(redis=redis, clock=clock),
-        prices=PriceCache(clock=clock),
+        catalogue=catalogue,
+        prices=prices,
         policies=PublishedPolicies(store=PolicyStore(redis)),
         usage=ClickHouseReports(),
         cache_salt_secret=derive(secret, CACHE_SALT),
-        validators=ValidatorPool(),
+        validators=validators,
+        background=(catalogue.keep_fresh, prices.keep_fresh),
         settings=GatewaySettings(cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip())),
     )
 
@@ -101,29 +108,33 @@ class DatabaseEpochs:
 
 @dataclass(slots=True)
 class PriceCache:
-    """`gateway.services.Prices`: thirty seconds fresh; while PostgreSQL is away the last price stands."""
+    """`gateway.services.Prices`: known pairs are read again every thirty seconds, off every request's way."""
 
     clock: Clock
-    _cards: dict[tuple[str, str], tuple[float, PriceCard | None]] = field(default_factory=dict)
+    _cards: dict[tuple[str, str], PriceCard | None] = field(default_factory=dict)
 
     async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
         key = (tenant_id, model)
-        known = self._cards.get(key)
-        now = self.clock.monotonic()
-        if known is not None and now - known[0] < PRICE_FRESH_SECONDS:
-            return known[1]
-        try:
-            card = await from_database(
-                billing_reads.price_card, tenant_id=tenant_id, model=model, at_ms=self.clock.now_ms()
-            )
-        except Unavailable:
-            if known is None:
-                raise
-            return known[1]
-        if len(self._cards) >= PRICE_ENTRIES_MAX:
-            self._cards.pop(next(iter(self._cards)))
-        self._cards[key] = (now, card)
-        return card
+        if self._cards.get(key) is None:  # unknown, or without a price when last seen: one may be there by now
+            if len(self._cards) >= PRICE_ENTRIES_MAX:
+                self._cards.pop(next(iter(self._cards)))
+            self._cards[key] = await self._read(tenant_id, model)
+        return self._cards[key]
+
+    async def keep_fresh(self) -> None:
+        """Runs as long as the server. While PostgreSQL is away the last prices stand."""
+        while True:
+            await asyncio.sleep(PRICE_FRESH_SECONDS)
+            try:
+                for tenant_id, model in list(self._cards):
+                    self._cards[tenant_id, model] = await self._read(tenant_id, model)
+            except Unavailable:
+                log.warning("prices not refreshed, the last ones stand")
+
+    async def _read(self, tenant_id: str, model: str) -> PriceCard | None:
+        return await from_database(
+            billing_reads.price_card, tenant_id=tenant_id, model=model, at_ms=self.clock.now_ms()
+        )
 
 
 @dataclass(slots=True)
