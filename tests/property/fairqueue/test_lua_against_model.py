@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 START_US = 1_800_000_000_000_000
 BOUNDS = QueueBounds(
-    queued_total_max=6,
-    queued_bytes_max=2_500,
+    queued_total_max=8,
+    queued_bytes_max=4_000,
     lease_ms=5_000,
     holding_margin_ms=2_000,
     lapses_max=2,
@@ -121,34 +121,34 @@ class PoolMachine(RuleBasedStateMachine):
 
         return self.runner.run(wrapped())
 
-    @initialize()
-    def begin(self) -> None:
-        self.sizes: dict[str, int] = {}
-
     # Rules ----------------------------------------------------------------------------------------------------------
+
+    @initialize(target=requests, tenants=st.lists(st.sampled_from(TENANTS), min_size=3, max_size=5))
+    def begin_with_some_waiting(self, tenants: list[str]) -> Any:
+        return multiple(*[self.enqueue(tenant, 10 * i, 40 * i + 20, 1_000) for i, tenant in enumerate(tenants)])
 
     @rule(
         target=requests,
         tenant=st.sampled_from(TENANTS),
         prompt=st.sampled_from([0, 10, 700]),
         max_tokens=st.sampled_from([1, 40, 900]),
+        weight=st.sampled_from([1_000, 2_000, 333]),
+    )
+    def enqueue(self, tenant: str, prompt: int, max_tokens: int, weight: int) -> Ticket:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, prompt, max_tokens)
+        self._enqueue(ticket, "box", 5_000, 600_000, weight, 10)
+        return ticket
+
+    @rule(
+        target=requests,
+        tenant=st.sampled_from(TENANTS),
         deadline_in=st.sampled_from([5_000, 0, -1, 4_000_000]),
         expires_in=st.sampled_from([60_000, 3_000, 0]),
-        weight=st.sampled_from([1_000, 2_000, 333]),
-        queued_max=st.sampled_from([10, 10, 3, 0]),
+        queued_max=st.sampled_from([10, 3, 0]),
     )
-    def enqueue(
-        self,
-        tenant: str,
-        prompt: int,
-        max_tokens: int,
-        deadline_in: int,
-        expires_in: int,
-        weight: int,
-        queued_max: int,
-    ) -> Any:
-        ticket = ticket_of(f"r{next(self.ids):03}", tenant, prompt, max_tokens)
-        self._enqueue(ticket, "box", deadline_in, expires_in, weight, queued_max)
+    def enqueue_at_the_bounds(self, tenant: str, deadline_in: int, expires_in: int, queued_max: int) -> Ticket:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, 10, 10)
+        self._enqueue(ticket, "box", deadline_in, expires_in, 1_000, queued_max)
         return ticket
 
     @rule(ticket=requests, mailbox=st.sampled_from(["a", "b", "c", "d", "e"]), deadline_in=st.sampled_from([5_000, -1]))
@@ -183,6 +183,15 @@ class PoolMachine(RuleBasedStateMachine):
         nonce = f"n{next(self.nonces)}"
         claim = self._claim(worker, nonce, free_kv, free_slots)
         return multiple() if isinstance(claim, Wait) else (claim, worker, nonce)
+
+    @rule(target=claims, worker=st.sampled_from(WORKERS), frames=st.integers(min_value=0, max_value=2))
+    def claim_and_begin(self, worker: str, frames: int) -> Any:
+        nonce = f"n{next(self.nonces)}"
+        claim = self._claim(worker, nonce, 800, 4)
+        if isinstance(claim, Wait):
+            return multiple()
+        self.step((claim, worker, nonce), [b"frame"] * frames, 0, 0, 33, 0, True, True, True)
+        return claim, worker, nonce
 
     @rule(held=claims)
     def claim_again_after_a_lost_reply(self, held: tuple[Claim, str, str]) -> None:
@@ -340,9 +349,13 @@ class PoolMachine(RuleBasedStateMachine):
     def reap(self, limit: int) -> None:
         assert self.run(self.queue.reap(limit=limit)) == self.model.reap(now_us=self.now_us, limit=limit)
 
-    @rule(ms=st.sampled_from([1, 499, 1_000, 2_500, 5_001, 3_600_000, -3_600_000]))
-    def clock_moves(self, ms: int) -> None:
+    @rule(ms=st.sampled_from([1, 100, 499, 1_000, 2_500, 5_001]))
+    def time_passes(self, ms: int) -> None:
         self.now_us += ms * 1000
+
+    @rule(hours=st.sampled_from([1, -1]))
+    def clock_jumps(self, hours: int) -> None:
+        self.now_us += hours * 3_600_000_000
 
     @rule()
     def scripts_are_flushed(self) -> None:
@@ -477,8 +490,8 @@ class TestScripts:
                 run_state_machine_as_test(
                     lambda: PoolMachine(runner, redis),
                     settings=settings(
-                        max_examples=40,
-                        stateful_step_count=40,
+                        max_examples=60,
+                        stateful_step_count=60,
                         deadline=None,
                         suppress_health_check=list(HealthCheck),
                     ),

@@ -1,0 +1,171 @@
+"""A pool on a real Valkey with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings, UsageRecord
+from contracts.money import PriceCard
+from contracts.outcomes import Outcome
+from contracts.tokens import TokenCounts
+from fairqueue.keys import PoolKeys
+from fairqueue.messages import Enqueued, StepEntry, StepReply, Wait, final_of, usage_from_stream
+from fairqueue.queue import FairQueue, QueueBounds
+
+START_US = 1_800_000_000_000_000
+BOX = "w:mb:gateway"
+
+
+@dataclass
+class Pool:
+    """Short names for the calls that a test is not about; all of them go through `queue`."""
+
+    queue: FairQueue
+    redis: Redis
+    now: list[int]
+    nonces: int = 0
+    claims: dict[str, Claim] = field(default_factory=dict)
+
+    @property
+    def now_ms(self) -> int:
+        return self.now[0] // 1000
+
+    def advance(self, *, ms: int) -> None:
+        self.now[0] += ms * 1000
+
+    def ticket(self, request_id: str, **changes: Any) -> Ticket:
+        values: dict[str, Any] = {
+            "request_id": request_id,
+            "tenant_id": "acme",
+            "project_id": "project",
+            "api_key_id": "key",
+            "pool": "pool",
+            "model": "model",
+            "endpoint": Endpoint.CHAT,
+            "body": b'{"messages": ["secret prompt"]}',
+            "stream": True,
+            "include_usage": False,
+            "prompt_tokens": 10,
+            "max_tokens": 20,
+            "choices": 1,
+            "cache_salt": "",
+            "price": PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2),
+            "policy": None,
+            "service_class": ServiceClass.INTERACTIVE,
+            "admitted_at_ms": START_US // 1000,
+            "edge_us": 11,
+            "guard_us": 22,
+            "evaluation_log": False,
+        }
+        return Ticket(**values | changes)
+
+    async def enqueue(
+        self,
+        request_id: str,
+        *,
+        mailbox: str = BOX,
+        deadline_in: int = 10_000,
+        expires_in: int = 60_000,
+        weight: int = 1_000,
+        queued_max: int = 100_000,
+        **changes: Any,
+    ) -> Enqueued:
+        return await self.queue.enqueue(
+            self.ticket(request_id, **changes),
+            mailbox=mailbox,
+            enqueue_deadline_ms=self.now_ms + deadline_in,
+            weight_milli=weight,
+            queued_max=queued_max,
+            expires_at_ms=self.now_ms + expires_in,
+        )
+
+    async def look(
+        self, *, worker: str = "worker", nonce: str = "", free_kv: int = 100_000, free_slots: int = 8
+    ) -> Claim | Wait:
+        self.nonces += 1
+        return await self.queue.claim(
+            worker_id=worker, nonce=nonce or f"nonce{self.nonces}", free_kv_tokens=free_kv, free_slots=free_slots
+        )
+
+    async def claim(self, **options: Any) -> Claim:
+        claim = await self.look(**options)
+        assert isinstance(claim, Claim), claim
+        return claim
+
+    async def step(
+        self,
+        claim: Claim,
+        frames: Sequence[bytes] = (),
+        *,
+        worker: str = "worker",
+        first_seq: int = 1,
+        completion: int | None = None,
+        cached: int = 0,
+        progressed: bool = True,
+        holding: Sequence[str] | None = None,
+    ) -> StepReply:
+        tokens = first_seq - 1 + len(frames) if completion is None else completion
+        entry = StepEntry(
+            request_id=claim.ticket.request_id,
+            fence=claim.fence,
+            first_seq=first_seq,
+            frames=list(frames),
+            counts=TokenCounts(prompt=claim.ticket.prompt_tokens, cached=cached, completion=tokens),
+            delivered_tokens=tokens,
+            progressed=progressed,
+        )
+        held = [claim.ticket.request_id] if holding is None else holding
+        return await self.queue.step(worker_id=worker, entries=[entry], holding=held)
+
+    async def end(
+        self, claim: Claim, *, last_seq: int = 0, outcome: Outcome = Outcome.OK, completion: int | None = None
+    ) -> bool:
+        tokens = last_seq if completion is None else completion
+        return await self.queue.end(
+            worker_id="worker",
+            request_id=claim.ticket.request_id,
+            fence=claim.fence,
+            last_seq=last_seq,
+            outcome=outcome,
+            finish_reason="stop",
+            error_code="",
+            counts=TokenCounts(prompt=claim.ticket.prompt_tokens, completion=tokens),
+            delivered_tokens=tokens,
+            timings=Timings(total_us=5),
+        )
+
+    async def ack(self, record: UsageRecord) -> bool:
+        return await self.queue.ack(request_id=record.request_id, final=final_of(record, cost_nano=7))
+
+    async def usage(self) -> list[UsageRecord]:
+        return [usage_from_stream(fields) for _, fields in await self.redis.xrange(self.queue.keys.usage)]
+
+    async def state(self, request_id: str) -> str:
+        status = await self.queue.status(request_id=request_id)
+        return "unknown" if status is None else status.state.value
+
+    async def counter(self, tenant: str) -> int | None:
+        for name in ("act", "busy", "rest"):
+            score = await self.redis.zscore(PoolKeys("pool").prefix + name, tenant)
+            if score is not None:
+                return int(score)
+        return None
+
+    async def woken(self, worker: str) -> bool:
+        return bool(await self.redis.llen(self.queue.keys.wake(worker)))
+
+
+@pytest.fixture
+def bounds() -> QueueBounds:
+    return QueueBounds()
+
+
+@pytest.fixture
+def pool(redis: Redis, bounds: QueueBounds) -> Pool:
+    now = [START_US]
+    return Pool(queue=FairQueue(redis, "pool", bounds, now_us=lambda: now[0]), redis=redis, now=now)
