@@ -127,7 +127,7 @@ def _find(rule: CompiledRule, text: str) -> tuple[list[Span], int]:
     for char in text[begin:]:
         for hit in tracker.step(char):
             spans.append(hit.span)
-            tally.add(hit.span, settled=tracker.held_from())
+            tally.add(hit.span, settled=tracker.floor)
         if spans and rule.action is Action.BLOCK:
             return spans, 1
     for hit in tracker.finish():

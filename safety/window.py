@@ -121,15 +121,15 @@ class _Channel:
         """What may leave after `text` (and the end, if `last`)."""
         self._cover.append(text)
         for char in text:
-            floor = self._tracker.held_from()
+            floor = self._tracker.floor
             hits = self._tracker.step(char)
             if hits and self._take(hits):
                 return self._cover.release(floor, replacements=self._replacements)
         if last:
-            floor = self._tracker.held_from()
+            floor = self._tracker.floor
             if self._take(self._tracker.finish()):
                 return self._cover.release(floor, replacements=self._replacements)
-        return self._cover.release(self._tracker.held_from(), replacements=self._replacements)
+        return self._cover.release(self._tracker.floor, replacements=self._replacements)
 
     def _take(self, hits: list[Hit]) -> bool:
         """Note the hits. True when one of them blocks: then only what was clear before them may still leave."""

@@ -148,23 +148,17 @@ class BanScanner:
             self._pending = completed  # the next character tells whether the word ends here
         else:
             found.extend(completed)
-        self._trim()
+        self._let_go()
         return found
 
     def finish(self) -> Sequence[Span]:
         found, self._pending = self._pending, []
         self._node = 0
-        self._trim()
+        self._let_go()
         return found
 
     def held_from(self) -> int | None:
-        node = self._node
-        held: int | None = None
-        while node:
-            if self._list.children[node] and self._starts_word(self._list.depth[node]):
-                held = self._positions[-self._list.depth[node]]
-                break
-            node = self._list.fail[node]
+        held = self._positions[-self._list.depth[self._node]] if self._node else None
         if self._pending:
             waiting = min(span.start for span in self._pending)
             return waiting if held is None else min(held, waiting)
@@ -176,7 +170,10 @@ class BanScanner:
             return True
         return not (_is_word(self._chars[-length - 1]) and _is_word(self._chars[-length]))
 
-    def _trim(self) -> None:
+    def _let_go(self) -> None:
+        """Go down to the longest suffix that can still become a word where it stands; forget what is before it."""
+        while self._node and not (self._list.children[self._node] and self._starts_word(self._list.depth[self._node])):
+            self._node = self._list.fail[self._node]
         depth = self._list.depth[self._node]
         if not depth:
             self._chars.clear()

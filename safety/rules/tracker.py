@@ -94,13 +94,16 @@ class _Track:
 
 
 class Tracker:
-    """`step` with each character in turn, then `finish`; `position` counts the characters read."""
+    """`step` with each character in turn, then `finish`; `position` counts the characters read.
 
-    __slots__ = ("_tracks", "position")
+    Everything before `floor` is decided for the rules that hold text back.
+    """
+
+    __slots__ = ("_tracks", "floor", "position")
 
     def __init__(self, plan: Plan, *, position: int = 0, before: str = "") -> None:
         """`position` and `before` (the text before it) allow a beginning in the middle, where no match is alive."""
-        self.position = position
+        self.position = self.floor = position
         self._tracks = [_Track(form_plan) for form_plan in plan.forms]
         for track in self._tracks:
             track.previous = _last(before, track.plan.form)
@@ -108,26 +111,24 @@ class Tracker:
     def step(self, char: str) -> list[Hit]:
         """The matches that `char` completes, in the order of the rules."""
         hits: list[Hit] = []
+        position = self.position
         for track in self._tracks:
             for part in shape(char, track.plan.form):
-                track.step(self.position, part, hits)
-        self.position += 1
+                track.step(position, part, hits)
+        self.position = low = position + 1
+        for track in self._tracks:
+            if track.held:
+                readers = track.plan.readers
+                low = min(low, min((held for index, held in track.held.items() if readers[index].holds), default=low))
+        self.floor = low
         return hits
 
     def finish(self) -> list[Hit]:
         hits: list[Hit] = []
         for track in self._tracks:
             track.finish(hits)
+        self.floor = self.position
         return hits
-
-    def held_from(self) -> int:
-        """Everything before this offset is decided for the rules that hold text back."""
-        low = self.position
-        for track in self._tracks:
-            for index, held in track.held.items():
-                if held < low and track.plan.readers[index].holds:
-                    low = held
-        return low
 
     def settled(self, rule: int) -> int:
         """No further match of `rule` begins before this offset."""

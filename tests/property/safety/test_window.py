@@ -204,6 +204,7 @@ class TestBanListWindow:
         places=st.lists(st.integers(0, 100), max_size=8),
         whole_words=st.booleans(),
     )
+    @example(words=["ß"], text="1s ß", places=[], whole_words=True)
     def test_agrees_with_a_search_of_the_folded_text(
         self, words: list[str], text: str, places: list[int], whole_words: bool
     ) -> None:

@@ -1,0 +1,136 @@
+"""Ban lists, secrets, personal numbers: what is found, where, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from safety.rules.ban_list import compile_ban_list
+from safety.rules.normalise import fold, read
+from safety.rules.pii import KINDS, compile_pii
+from safety.rules.port import Automaton, Form, RuleError, Span
+from safety.rules.secrets import FORMATS, compile_secrets
+from safety.rules.tracker import Plan, Reader, Tracker
+
+
+def found(automata: tuple[Automaton, ...], text: str) -> list[str]:
+    """The longest matched text at each place where one begins, outermost only."""
+    tracker = Tracker(Plan(Reader(rule=0, holds=True, automaton=one) for one in automata))
+    hits = [hit.span for char in text for hit in tracker.step(char)]
+    hits += [hit.span for hit in tracker.finish()]
+    outer = [
+        span for span in set(hits) if not any(o != span and o.start <= span.start and span.end <= o.end for o in hits)
+    ]
+    return [text[span.start : span.end] for span in sorted(outer)]
+
+
+class TestFold:
+    @pytest.mark.parametrize(
+        ("text", "folded"),
+        [
+            ("ÉVIL", "evil"),
+            ("e\u0301vil", "evil"),
+            ("ev\u200bil", "evil"),
+            ("\uff25\uff36\uff29\uff2c", "evil"),
+            ("Straße", "strasse"),
+            ("ﬁn", "fin"),
+        ],
+    )
+    def test_reads_what_is_meant(self, text: str, folded: str) -> None:
+        assert fold(text) == folded
+
+    def test_keeps_the_offset_of_the_original(self) -> None:
+        assert read("aﬁ\u200bß", Form.FOLDED) == ("afiss", [0, 1, 1, 3, 3])
+
+
+class TestBanList:
+    @pytest.mark.parametrize(
+        ("text", "spans"),
+        [
+            ("a bad word", ["bad"]),
+            ("BÁD, b\u200bad; ＢＡＤ", ["BÁD", "b\u200bad", "ＢＡＤ"]),  # noqa: RUF001
+            ("badly embadded", []),
+            ("bad_", []),
+            ("这是坏词吗", ["坏词"]),
+            ("$cam!", ["$cam!"]),
+        ],
+    )
+    def test_finds_whole_words_as_a_reader_would(self, text: str, spans: list[str]) -> None:
+        assert found((compile_ban_list(words=["Bad", "坏词", "$CAM!"]),), text) == spans
+
+    def test_holds_back_only_what_can_still_become_a_word(self) -> None:
+        banned = compile_ban_list(words=["abcd", "bx"], whole_words=False)
+        scanner = banned.scanner()
+        held = []
+        for position, char in enumerate("abcabx"):
+            scanner.step(position, "abcabx"[position - 1] if position else "", char)
+            held.append(scanner.held_from())
+        assert held == [0, 0, 0, 3, 3, None]
+
+    @pytest.mark.parametrize("words", [[], ["\u200b"], ["a" * 201], [f"w{n}" for n in range(10_001)]])
+    def test_refuses_lists_out_of_bounds(self, words: list[str]) -> None:
+        with pytest.raises(RuleError):
+            compile_ban_list(words=words)
+
+
+EXAMPLES = {
+    "aws_access_key": "AKIA" + "IOSFODNN7EXAMPLE"[:16].replace("9", "7"),
+    "anthropic_key": "sk-ant-" + "a1B2" * 10,
+    "openai_key": "sk-proj-" + "a1B2" * 12,
+    "github_token": "ghp_" + "a1B2" * 9,
+    "gitlab_token": "glpat-" + "a1B2" * 5,
+    "google_api_key": "AIza" + "a1B2_" * 7,
+    "huggingface_token": "hf_" + "a1" * 17,
+    "npm_token": "npm_" + "a1B2" * 9,
+    "private_key": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==",
+    "pypi_token": "pypi-AgEIcHlwaS5vcmc" + "a1B2" * 20,
+    "sendgrid_key": "SG." + "a" * 22 + "." + "b" * 43,
+    "slack_token": "xoxb-" + "123456-abcdef",
+    "stripe_key": "sk_live_" + "a1B2" * 6,
+    "telegram_bot": "123456789:AA" + "a1B" * 11,
+    "json_web_token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + "a1B2" * 8,
+    "weir_key": "weir_" + "a1" * 19,
+}
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("name", sorted(FORMATS))
+    def test_finds_each_format_inside_a_sentence(self, name: str) -> None:
+        secret = EXAMPLES[name]
+        assert found(compile_secrets(formats=(name,)), f"my key: {secret} !") in ([secret], [secret + " "])
+
+    def test_leaves_ordinary_text_alone(self) -> None:
+        text = "The task-force risk-assessment of 2024-01-01, commit 3f786850e387550fdab836ed7e6dc881de23001b; skip it."
+        assert found(compile_secrets(), text) == []
+
+    def test_names_what_there_is_when_a_format_is_unknown(self) -> None:
+        with pytest.raises(RuleError, match="unknown format 'aws'; there are aws_access_key"):
+            compile_secrets(formats=("aws",))
+
+
+class TestPii:
+    @pytest.mark.parametrize(
+        ("kind", "text", "spans"),
+        [
+            ("email", "write to Bob.Smith+x@mail.example.co.uk, or a@b.", ["Bob.Smith+x@mail.example.co.uk"]),
+            ("card", "4111 1111 1111 1111 or 4111-1111-1111-1112", ["4111 1111 1111 1111"]),
+            ("card", "order 12 4111111111111111 0000000000000000", ["4111111111111111"]),
+            ("iban", "DE89 3704 0044 0532 0130 00 and GB82WEST12345698765433", ["DE89 3704 0044 0532 0130 00"]),
+            ("us_ssn", "123-45-6789 000-12-3456 666-12-3456 123-45-67890", ["123-45-6789"]),
+            ("ipv4", "10.0.0.256 and 192.168.1.17.", ["192.168.1.17"]),
+            ("phone", "call +49 (30) 901820 or 12345", ["+49 (30) 901820"]),
+        ],
+    )
+    def test_finds_what_is_valid_and_nothing_else(self, kind: str, text: str, spans: list[str]) -> None:
+        assert found(compile_pii(kinds=(kind,)), text) == spans
+
+    def test_names_what_there_is_when_a_kind_is_unknown(self) -> None:
+        with pytest.raises(RuleError, match=f"there are {', '.join(KINDS)}"):
+            compile_pii(kinds=("passport",))
+
+
+class TestSpan:
+    def test_is_half_open(self) -> None:
+        (automaton,) = compile_secrets(formats=("gitlab_token",))
+        tracker = Tracker(Plan([Reader(rule=0, holds=True, automaton=automaton)]))
+        hits = [hit for char in "x " + EXAMPLES["gitlab_token"] for hit in tracker.step(char)]
+        assert hits == [(0, Span(2, 28))]

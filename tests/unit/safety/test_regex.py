@@ -1,0 +1,56 @@
+"""Compiling a tenant's pattern: what is taken, what is refused and why, and that neither can take long."""
+
+from __future__ import annotations
+
+import pytest
+
+from safety.rules.port import RuleError
+from safety.rules.regex import MATCH_CHARS_DEFAULT, compile_regex
+
+
+class TestCompileRegex:
+    @pytest.mark.parametrize(
+        ("pattern", "longest"), [("abc", 3), ("a{2,5}b?", 6), ("a+", MATCH_CHARS_DEFAULT), (r"\bab\b", 2), ("x|yy", 2)]
+    )
+    def test_knows_the_longest_match(self, pattern: str, longest: int) -> None:
+        assert max(automaton.longest for automaton in compile_regex(pattern=pattern)) == longest
+
+    @pytest.mark.parametrize(
+        ("pattern", "message"),
+        [
+            ("(?=a)b", "RE2 does not take"),
+            (r"(a)\1", "RE2 does not take"),
+            ("a(", "RE2 does not take"),
+            (r"a\bb", "beginning or the end"),
+            (r"(?:\ba|b)c", "beginning or the end"),
+            ("(?m)^a", r"`\(\?m` is not supported"),
+            (r"\pL", r"`\\p` is not supported at character 2"),
+            ("[[:alpha:]]", "write the ranges"),
+            ("a*", "matches the empty text"),
+            ("", "1 to 2000 characters"),
+            ("a" * 2001, "1 to 2000 characters"),
+            ("\ud800", "valid Unicode"),
+        ],
+    )
+    def test_refuses_what_cannot_be_held_back_exactly(self, pattern: str, message: str) -> None:
+        with pytest.raises(RuleError, match=message):
+            compile_regex(pattern=pattern)
+
+    @pytest.mark.parametrize(
+        "pattern",
+        ["(a|b)*a(a|b){40}c", "(?:a?){900}b", "((a{30}){30}){30}", r"(?:\w{1,90}x){9}", "(" * 40 + "a" + ")" * 40],
+    )
+    def test_refuses_a_pattern_that_would_be_costly(self, pattern: str) -> None:
+        with pytest.raises(RuleError):
+            compile_regex(pattern=pattern)
+
+    def test_caps_the_length_of_a_match_without_a_bound(self) -> None:
+        (automaton,) = compile_regex(pattern="ab*c", match_chars_max=4)
+        scanner = automaton.scanner()
+        found = [scanner.step(i, "", char) for i, char in enumerate("abbcabbbbc")]
+        assert [list(spans) for spans in found if spans] == [[(0, 4)]]
+        assert scanner.held_from() is None
+
+    def test_answers_for_a_lone_surrogate_too(self) -> None:
+        (automaton,) = compile_regex(pattern="ab")
+        assert automaton.first("\ud800ab") == 0
