@@ -1,0 +1,140 @@
+import asyncio
+import gzip
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from gateway.edge import limits
+from gateway.edge.body import BodyTimeout, ClientGone, parse_object, read_body
+
+JSON = {b"content-type": b"application/json"}
+
+
+def sends(*chunks: bytes, gone: bool = False) -> Callable[[], Awaitable[dict[str, Any]]]:
+    messages = [
+        {"type": "http.request", "body": chunk, "more_body": gone or index < len(chunks) - 1}
+        for index, chunk in enumerate(chunks)
+    ]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop(0)
+        if gone:
+            return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return receive
+
+
+async def read(*chunks: bytes, headers: dict[bytes, bytes] = JSON, gone: bool = False) -> bytes:
+    return await read_body(sends(*chunks, gone=gone), headers, deadline_seconds=5)
+
+
+class TestReadBody:
+    async def test_joins_chunks(self) -> None:
+        assert await read(b'{"a"', b":1", b"}") == b'{"a":1}'
+
+    async def test_inflates_gzip(self) -> None:
+        packed = gzip.compress(b'{"a":1}')
+        headers = JSON | {b"content-encoding": b"gzip"}
+        assert await read(packed[:5], packed[5:], headers=headers) == b'{"a":1}'
+
+    async def test_counts_a_bomb_after_decompression(self) -> None:
+        bomb = gzip.compress(b" " * (limits.BODY_BYTES_MAX + 1))
+        assert len(bomb) < 10_000
+        with pytest.raises(TooLarge):
+            await read(bomb, headers=JSON | {b"content-encoding": b"gzip"})
+
+    async def test_takes_exactly_the_limit_and_no_byte_more(self) -> None:
+        assert len(await read(b"x" * limits.BODY_BYTES_MAX)) == limits.BODY_BYTES_MAX
+        with pytest.raises(TooLarge):
+            await read(b"x" * limits.BODY_BYTES_MAX, b"y")
+
+    async def test_refuses_by_content_length_before_reading(self) -> None:
+        with pytest.raises(TooLarge):
+            await read(headers=JSON | {b"content-length": b"99999999999999999999999"})
+
+    @pytest.mark.parametrize("packed", [b"not gzip", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"tail"])
+    async def test_refuses_broken_gzip(self, packed: bytes) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            await read(packed, headers=JSON | {b"content-encoding": b"gzip"})
+        assert caught.value.code == "invalid_body"
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {b"content-type": b"text/plain"},
+            {b"content-type": b"application/x-www-form-urlencoded"},
+            {b"content-type": b"application/json; charset=latin-1"},
+            JSON | {b"content-encoding": b"br"},
+            JSON | {b"content-encoding": b"gzip, gzip"},
+        ],
+    )
+    async def test_refuses_other_media(self, headers: dict[bytes, bytes]) -> None:
+        with pytest.raises(UnsupportedMedia):
+            await read(b"{}", headers=headers)
+
+    @pytest.mark.parametrize("kind", [b"application/json; charset=utf-8", b"Application/JSON", b"application/x+json"])
+    async def test_takes_json_by_its_other_names(self, kind: bytes) -> None:
+        assert await read(b"{}", headers={b"content-type": kind}) == b"{}"
+
+    async def test_notices_that_the_client_left(self) -> None:
+        with pytest.raises(ClientGone):
+            await read(b"{", gone=True)
+
+    async def test_does_not_wait_past_its_deadline(self) -> None:
+        with pytest.raises(BodyTimeout):
+            await read_body(sends(), JSON, deadline_seconds=0)
+
+
+class TestParseObject:
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            (b"", "invalid_json"),
+            (b"{", "invalid_json"),
+            (b'{"a":1,}', "invalid_json"),
+            (b"[]", "invalid_json"),
+            (b"null", "invalid_json"),
+            (b'"x"', "invalid_json"),
+            (b"{} {}", "invalid_json"),
+            (b'\xef\xbb\xbf{"a":1}', "invalid_json"),
+            (b'{"a":"\xff"}', "invalid_json"),
+            (b'{"a":"\xed\xa0\x80"}', "invalid_json"),
+            (b'{"a":NaN}', "invalid_json"),
+            (b'{"a":-Infinity}', "invalid_json"),
+            (b'{"a":"\n"}', "invalid_json"),
+            (b"{'a':1}", "invalid_json"),
+            (b'{"a":1,"a":2}', "duplicate_key"),
+            (b'{"a":{"b":1,"b":2}}', "duplicate_key"),
+            (b'{"a":1e999}', "number_out_of_range"),
+            (b'{"a":9223372036854775808}', "integer_out_of_range"),
+            (b'{"a":' + b"9" * 5000 + b"}", "integer_out_of_range"),
+            (b'{"a":"\\ud83d"}', "invalid_unicode"),
+            (b'{"\\udead":1}', "invalid_unicode"),
+            (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "nesting_too_deep"),
+            (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nesting_too_deep"),
+            (b'{"a":' + b'{"a":' * 100_000, "nesting_too_deep"),
+        ],
+    )
+    def test_refuses_what_json_leaves_open(self, body: bytes, code: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            parse_object(body)
+        assert caught.value.code == code
+
+    def test_names_the_place_of_a_lone_surrogate(self) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            parse_object(b'{"messages":[{"content":"a\\udc00"}]}')
+        assert caught.value.param == "messages[0].content"
+
+    def test_takes_escapes_pairs_and_the_deepest_nesting(self) -> None:
+        assert parse_object(b'{"a":"\\ud83d\\ude00\\u0000"}') == {"a": "\U0001f600\0"}
+        body = b'{"a":' + b"[" * 63 + b"]" * 63 + b"}"
+        assert parse_object(body)["a"]
+
+    def test_takes_the_widest_integers(self) -> None:
+        assert parse_object(b'{"a":[9223372036854775807,-9223372036854775808]}') == {"a": [2**63 - 1, -(2**63)]}

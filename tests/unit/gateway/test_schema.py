@@ -1,0 +1,295 @@
+"""Every field of a request, and about a hundred odd ones: the code and the field that the client is told."""
+
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidRequest
+from contracts.jobs import Endpoint
+from gateway.edge import limits
+from gateway.edge.schema import check_request, check_vocabulary
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": HELLO, **fields}
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "prompt": "Once", **fields}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": "x", **fields}])
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": [fields]}])
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return chat(tools=[{"type": "function", "function": {"name": "f", **function}}])
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": value}})
+
+
+def deep(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        value = {"type": "array", "items": value}
+    return value
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    one = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}} | fields
+    return chat(messages=[{"role": "assistant", "tool_calls": [one]}])
+
+
+CHOICE_G = {"type": "function", "function": {"name": "g"}}
+S = "response_format.json_schema.schema"
+CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": HELLO}, "model", "missing_field"),
+    ({"model": "m"}, "messages", "missing_field"),
+    (chat(model=None), "model", "missing_field"),
+    (chat(messages=None), "messages", "missing_field"),
+    (chat(model=""), "model", "invalid_value"),
+    (chat(model=7), "model", "invalid_type"),
+    (chat(model="m" * 129), "model", "string_too_long"),
+    (chat(messages="hi"), "messages", "invalid_type"),
+    (chat(messages=[]), "messages", "array_length"),
+    (chat(messages=HELLO * (limits.MESSAGES_MAX + 1)), "messages", "array_length"),
+    (chat(messages=["hi"]), "messages[0]", "invalid_type"),
+    (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "invalid_value"),
+    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "invalid_value"),
+    (chat(messages=[{"content": "x"}]), "messages[0].role", "invalid_value"),
+    (chat(messages=[{"role": "user"}]), "messages[0].content", "missing_field"),
+    (chat(messages=[{"role": "user", "content": None}]), "messages[0].content", "missing_field"),
+    (chat(messages=[{"role": "user", "content": 5}]), "messages[0].content", "invalid_type"),
+    (chat(messages=[{"role": "user", "content": []}]), "messages[0].content", "array_length"),
+    (chat(messages=[{"role": "assistant"}]), "messages[0].content", "missing_field"),
+    (chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "invalid_type"),
+    (message(foo=1), "messages[0].foo", "unknown_parameter"),
+    (message(name="n" * 65), "messages[0].name", "string_too_long"),
+    (message(tool_calls=[]), "messages[0].tool_calls", "unknown_parameter"),
+    (message(role="assistant", audio={"id": "a"}), "messages[0].audio", "unsupported_parameter"),
+    (part(type="image_url", image_url={"url": "http://x"}), "messages[0].content[0].type", "unsupported_content"),
+    (part(type="input_audio", input_audio={}), "messages[0].content[0].type", "unsupported_content"),
+    (part(type="video_url"), "messages[0].content[0].type", "unsupported_content"),
+    (part(text="x"), "messages[0].content[0].type", "unsupported_content"),
+    (part(type="text"), "messages[0].content[0].text", "invalid_type"),
+    (part(type="text", text="x", image="y"), "messages[0].content[0].image", "unknown_parameter"),
+    (call(function={"name": "f", "arguments": "{"}), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
+    (call(function={"name": "f f", "arguments": ""}), "messages[0].tool_calls[0].function.name", "invalid_value"),
+    (call(id=None), "messages[0].tool_calls[0].id", "invalid_type"),
+    (call(type="code"), "messages[0].tool_calls[0].type", "invalid_value"),
+    (chat(temperature=-1), "temperature", "invalid_value"),
+    (chat(temperature=2.01), "temperature", "invalid_value"),
+    (chat(temperature="1"), "temperature", "invalid_type"),
+    (chat(temperature=True), "temperature", "invalid_type"),
+    (chat(temperature=[]), "temperature", "invalid_type"),
+    (chat(top_p=0), "top_p", "invalid_value"),
+    (chat(top_p=1.5), "top_p", "invalid_value"),
+    (chat(top_k=-2), "top_k", "invalid_value"),
+    (chat(top_k=1.5), "top_k", "invalid_type"),
+    (chat(min_p=-0.1), "min_p", "invalid_value"),
+    (chat(presence_penalty=2.5), "presence_penalty", "invalid_value"),
+    (chat(frequency_penalty=-3), "frequency_penalty", "invalid_value"),
+    (chat(repetition_penalty=0), "repetition_penalty", "invalid_value"),
+    (chat(seed=2**63), "seed", "invalid_value"),
+    (chat(seed=1.0), "seed", "invalid_type"),
+    (chat(n=0), "n", "invalid_value"),
+    (chat(n=limits.CHOICES_MAX + 1), "n", "invalid_value"),
+    (chat(n=2**53), "n", "invalid_value"),
+    (chat(n=True), "n", "invalid_type"),
+    (chat(max_tokens=0), "max_tokens", "invalid_value"),
+    (chat(max_tokens=-5), "max_tokens", "invalid_value"),
+    (chat(max_tokens="10"), "max_tokens", "invalid_type"),
+    (chat(max_tokens=10.0), "max_tokens", "invalid_type"),
+    (chat(max_completion_tokens=0), "max_completion_tokens", "invalid_value"),
+    (chat(max_tokens=5, max_completion_tokens=6), "max_tokens", "invalid_value"),
+    (chat(max_tokens=5, min_tokens=6), "min_tokens", "invalid_value"),
+    (chat(min_tokens=-1), "min_tokens", "invalid_value"),
+    (chat(stream="true"), "stream", "invalid_type"),
+    (chat(stream_options={"include_usage": True}), "stream_options", "invalid_value"),
+    (chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage", "invalid_type"),
+    (chat(stream=True, stream_options={"chunk": 1}), "stream_options.chunk", "unknown_parameter"),
+    (chat(stop=""), "stop", "invalid_value"),
+    (chat(stop=["a"] * (limits.STOP_MAX + 1)), "stop", "array_length"),
+    (chat(stop=["ok", "x" * 257]), "stop[1]", "string_too_long"),
+    (chat(stop=[7]), "stop[0]", "invalid_type"),
+    (chat(stop={"a": 1}), "stop", "invalid_type"),
+    (chat(stop_token_ids=[-1]), "stop_token_ids[0]", "invalid_value"),
+    (chat(logprobs=1), "logprobs", "invalid_type"),
+    (chat(logprobs=True, top_logprobs=21), "top_logprobs", "invalid_value"),
+    (chat(top_logprobs=2), "top_logprobs", "invalid_value"),
+    (chat(logit_bias=[1]), "logit_bias", "invalid_type"),
+    (chat(logit_bias={"a": 1}), "logit_bias.a", "invalid_value"),
+    (chat(logit_bias={"-1": 1}), "logit_bias.-1", "invalid_value"),
+    (chat(logit_bias={"5": 101}), "logit_bias.5", "invalid_value"),
+    (chat(logit_bias={str(i): 1 for i in range(limits.LOGIT_BIAS_MAX + 1)}), "logit_bias", "invalid_value"),
+    (chat(allowed_token_ids=[]), "allowed_token_ids", "array_length"),
+    (chat(bad_words=[""]), "bad_words[0]", "invalid_value"),
+    (chat(user=5), "user", "invalid_type"),
+    (chat(user="u", safety_identifier="v"), "safety_identifier", "invalid_value"),
+    (chat(reasoning_effort="extreme"), "reasoning_effort", "invalid_value"),
+    (chat(tools={}), "tools", "invalid_type"),
+    (chat(tools=[{"type": "retrieval"}]), "tools[0].type", "invalid_value"),
+    (tool(name=""), "tools[0].function.name", "invalid_value"),
+    (tool(parameters=[]), "tools[0].function.parameters", "invalid_type"),
+    (tool(parameters={"type": "thing"}), "tools[0].function.parameters.type", "invalid_schema"),
+    (tool(extra=1), "tools[0].function.extra", "unknown_parameter"),
+    (chat(tools=tool()["tools"] * 2), "tools[1].function.name", "invalid_value"),
+    (chat(tool_choice="auto"), "tool_choice", "invalid_value"),
+    (tool() | {"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    (tool() | {"tool_choice": CHOICE_G}, "tool_choice.function.name", "invalid_value"),
+    (chat(parallel_tool_calls=True), "parallel_tool_calls", "invalid_value"),
+    (chat(response_format="json"), "response_format", "invalid_type"),
+    (chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
+    (chat(response_format={"type": "json_schema"}), "response_format.json_schema", "invalid_type"),
+    (chat(response_format={"type": "text", "grammar": "x"}), "response_format.grammar", "unknown_parameter"),
+    (schema("string"), S, "invalid_type"),
+    (schema(deep(limits.SCHEMA_DEPTH_MAX)), S, "schema_too_deep"),
+    (schema({"description": "x" * limits.SCHEMA_BYTES_MAX}), S, "schema_too_large"),
+    (schema({"anyOf": [{}] * limits.SCHEMA_NODES_MAX}), S, "schema_too_large"),
+    (schema({"enum": []}), f"{S}.enum", "invalid_schema"),
+    (schema({"pattern": "("}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "((a{50}){50}){50}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"maxLength": 10**9}), f"{S}.maxLength", "invalid_schema"),
+    (schema({"$ref": "http://x/y"}), f"{S}.$ref", "invalid_schema"),
+    (schema({"$ref": "#/$defs/none"}), f"{S}.$ref", "invalid_schema"),
+    (schema({"required": "a"}), f"{S}.required", "invalid_schema"),
+    (chat(cache_salt="x"), "cache_salt", "unsupported_parameter"),
+    (chat(kv_transfer_params={}), "kv_transfer_params", "unsupported_parameter"),
+    (chat(chat_template="{{ x }}"), "chat_template", "unsupported_parameter"),
+    (chat(chat_template_kwargs={}), "chat_template_kwargs", "unsupported_parameter"),
+    (chat(add_generation_prompt=False), "add_generation_prompt", "unsupported_parameter"),
+    (chat(priority=1), "priority", "unsupported_parameter"),
+    (chat(request_id="x"), "request_id", "unsupported_parameter"),
+    (chat(prompt_logprobs=1), "prompt_logprobs", "unsupported_parameter"),
+    (chat(structured_outputs={"grammar": "x"}), "structured_outputs", "unsupported_parameter"),
+    (chat(guided_grammar="x"), "guided_grammar", "unsupported_parameter"),
+    (chat(functions=[]), "functions", "unsupported_parameter"),
+    (chat(store=True), "store", "unsupported_parameter"),
+    (chat(service_tier="priority"), "service_tier", "unsupported_parameter"),
+    (chat(modalities=["text", "audio"]), "modalities", "unsupported_parameter"),
+    (chat(prompt="x"), "prompt", "unknown_parameter"),
+    (chat(max_token=5), "max_token", "unknown_parameter"),
+    (chat(max_token=None), "max_token", "unknown_parameter"),
+    (chat(on_disconnect="maybe"), "on_disconnect", "invalid_value"),
+]  # fmt: skip
+COMPLETION_REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": "m"}, "prompt", "missing_field"),
+    (completion(prompt=["a", "b"]), "prompt", "unsupported_value"),
+    (completion(prompt=[[1], [2]]), "prompt", "unsupported_value"),
+    (completion(prompt=[1, "a"]), "prompt", "unsupported_value"),
+    (completion(prompt=[]), "prompt", "array_length"),
+    (completion(prompt=[-1]), "prompt[0]", "invalid_value"),
+    (completion(prompt=[1.5]), "prompt[0]", "invalid_type"),
+    (completion(prompt={}), "prompt", "invalid_type"),
+    (completion(prompt_embeds="AAAA"), "prompt_embeds", "unsupported_parameter"),
+    (completion(best_of=2), "best_of", "unsupported_value"),
+    (completion(echo=True), "echo", "unsupported_parameter"),
+    (completion(suffix="x"), "suffix", "unsupported_parameter"),
+    (completion(logprobs=True), "logprobs", "invalid_type"),
+    (completion(logprobs=21), "logprobs", "invalid_value"),
+    (completion(messages=HELLO), "messages", "unknown_parameter"),
+    (completion(tools=[]), "tools", "unknown_parameter"),
+    (completion(use_beam_search=True), "use_beam_search", "unsupported_parameter"),
+]
+
+
+def _name(case: Any) -> str:
+    return f"{case[1]}={case[2]}"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("case", CHAT_REFUSED, ids=_name)
+    def test_a_chat_is_refused_with_the_field_in_param(self, case: tuple[dict[str, Any], str, str]) -> None:
+        document, param, code = case
+        with pytest.raises(InvalidRequest) as caught:
+            check_request(document, endpoint=Endpoint.CHAT)
+        assert (caught.value.param, caught.value.code) == (param, code)
+
+    @pytest.mark.parametrize("case", COMPLETION_REFUSED, ids=_name)
+    def test_a_completion_is_refused_with_the_field_in_param(self, case: tuple[dict[str, Any], str, str]) -> None:
+        document, param, code = case
+        with pytest.raises(InvalidRequest) as caught:
+            check_request(document, endpoint=Endpoint.COMPLETIONS)
+        assert (caught.value.param, caught.value.code) == (param, code)
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"logit_bias": {"258": 1}}, "logit_bias.258"),
+            ({"stop_token_ids": [1, 258]}, "stop_token_ids[1]"),
+            ({"allowed_token_ids": [999]}, "allowed_token_ids[0]"),
+            ({"top_k": 300}, "top_k"),
+        ],
+    )
+    def test_a_token_outside_the_vocabulary_is_refused(self, fields: dict[str, Any], param: str) -> None:
+        asked = check_request(chat(**fields), endpoint=Endpoint.CHAT)
+        with pytest.raises(InvalidRequest) as caught:
+            check_vocabulary(asked, vocabulary=258)
+        assert caught.value.param == param
+
+    def test_a_prompt_token_outside_the_vocabulary_is_refused(self) -> None:
+        asked = check_request(completion(prompt=[0, 258]), endpoint=Endpoint.COMPLETIONS)
+        with pytest.raises(InvalidRequest) as caught:
+            check_vocabulary(asked, vocabulary=258)
+        assert caught.value.param == "prompt[1]"
+
+
+class TestAcceptance:
+    def test_null_is_the_default_of_every_known_field(self) -> None:
+        nulls = dict.fromkeys(("temperature", "max_tokens", "n", "stop", "tools", "stream", "logit_bias", "cache_salt"))
+        asked = check_request(chat(**nulls), endpoint=Endpoint.CHAT)
+        assert (asked.sampling, asked.max_tokens, asked.choices, asked.stream, asked.tools) == ({}, None, 1, False, [])
+
+    def test_passes_sampling_fields_on_as_they_came(self) -> None:
+        fields = {
+            "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1, "seed": -7, "ignore_eos": True, "min_tokens": 2,
+            "logit_bias": {"5": -100}, "stop": ["a", "b"], "presence_penalty": 1.5, "logprobs": True, "top_logprobs": 3,
+        }  # fmt: skip
+        assert check_request(chat(**fields), endpoint=Endpoint.CHAT).sampling == fields
+
+    def test_brings_one_stop_string_into_a_list(self) -> None:
+        assert check_request(chat(stop="END"), endpoint=Endpoint.CHAT).sampling["stop"] == ["END"]
+
+    def test_reads_what_it_does_not_pass_on(self) -> None:
+        asked = check_request(
+            chat(
+                stream=True, stream_options={"include_usage": True}, n=2, max_completion_tokens=9, user="u1",
+                on_disconnect="continue", store=False, service_tier="auto", modalities=["text"],
+            ),
+            endpoint=Endpoint.CHAT,
+        )  # fmt: skip
+        assert (asked.stream, asked.include_usage, asked.choices, asked.max_tokens) == (True, True, 2, 9)
+        assert (asked.end_user, asked.continue_on_disconnect, asked.sampling) == ("u1", True, {})
+
+    def test_takes_back_an_answer_as_the_sdk_dumps_it(self) -> None:
+        answer = {
+            "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
+            "function_call": None, "tool_calls": [
+                {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
+            ],
+        }  # fmt: skip
+        result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]}
+        messages = check_request(chat(messages=[*HELLO, answer, result]), endpoint=Endpoint.CHAT).messages
+        assert messages[1] == {
+            "role": "assistant",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        }
+        assert messages[2]["content"] == [{"type": "text", "text": "ok"}]
+
+    @pytest.mark.parametrize(("prompt", "kept"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
+    def test_takes_one_prompt_in_each_of_its_forms(self, prompt: Any, kept: Any) -> None:
+        assert check_request(completion(prompt=prompt), endpoint=Endpoint.COMPLETIONS).prompt == kept
+
+    def test_takes_a_recursive_schema(self) -> None:
+        node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "n": {"type": ["integer", "null"]}}}
+        tree = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+        sampling = check_request(schema(tree), endpoint=Endpoint.CHAT).sampling
+        assert sampling["response_format"]["json_schema"]["schema"] == tree
