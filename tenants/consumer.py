@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from celery import bootsteps
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, DataError, close_old_connections
 from kombu.messaging import Consumer
 
 from tenants.events import AUDIT_QUEUE, keep
@@ -33,14 +33,19 @@ class AuditConsumer(bootsteps.ConsumerStep):  # type: ignore[misc] # celery has 
 
 
 def on_event(body: Any, message: Any) -> None:
-    """Write one event and acknowledge it."""
+    """kombu's callback. No task runs around it, so the database connection is looked after here."""
+    close_old_connections()
+    take(body, message)
+
+
+def take(body: Any, message: Any) -> None:
+    """Write one event and acknowledge it, or say what else becomes of it."""
     if message.delivery_info.get("routing_key") in _NOT_KEPT:
         message.ack()
         return
-    close_old_connections()
     try:
         keep(body)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, DataError) as error:
         _log.error("an event that cannot be read was dropped: %s", type(error).__name__)
         message.reject()
         return

@@ -87,13 +87,13 @@ def message_of(row: OutboxEvent) -> dict[str, Any]:
 
 
 def keep(message: Mapping[str, Any]) -> bool:
-    """Write an event into the audit trail; False when it is there. Raises KeyError or ValueError if malformed."""
-    entry_id = uuid.UUID(message["id"])
+    """Write an event into the audit trail; False when it is there. Raises KeyError, ValueError or DataError."""
+    entry_id = uuid.UUID(str(message["id"]))
     tenant_id = message.get("tenant_id")
     entry = AuditEntry(
         id=entry_id,
         name=str(message["name"])[:60],
-        tenant_id=uuid.UUID(tenant_id) if tenant_id else None,
+        tenant_id=uuid.UUID(str(tenant_id)) if tenant_id else None,
         actor=str(message.get("actor") or "system")[:200],
         address=message.get("address"),
         subject=str(message.get("subject") or "")[:200],
