@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from redis.asyncio import Redis
@@ -119,7 +119,7 @@ class Meter:
         )
         await self._redis.hset(self._key, manifest.batch_id, encode(manifest))
         fault_point("meter.after_manifest")
-        await self._finish(manifest, taken)
+        await self._finish(manifest, replace(taken, poisons=[]))
 
     async def _finish(self, manifest: Manifest, taken: Taken) -> None:
         batch = Batch(batch_id=manifest.batch_id, created_at_ms=manifest.created_at_ms)

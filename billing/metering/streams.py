@@ -129,7 +129,7 @@ class UsageStreams:
             groups = {group["name"].decode(): group for group in await self._redis.xinfo_groups(key)}
             if groups.keys() >= GROUPS:
                 floors = [await self._floor(key, name, group) for name, group in groups.items()]
-                await self._redis.xtrim(key, minid=min(floors, key=_id_order), approximate=True)
+                await self._redis.xtrim(key, minid=min(floors, key=_id_order), approximate=False)
 
     async def lag(self) -> int:
         """Records that this group has not finished, read and unread."""

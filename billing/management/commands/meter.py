@@ -34,6 +34,7 @@ log = logging.getLogger("weir.billing")
 class Command(BaseCommand):
     """Runs until SIGTERM. ClickHouse away: it waits, and usage waits in Redis."""
 
+    requires_system_checks: tuple[str, ...] = ()  # they are for what serves HTTP
     help = "Write usage records into ClickHouse; own the embedded ClickHouse in local mode."
 
     def add_arguments(self, parser: CommandParser) -> None:

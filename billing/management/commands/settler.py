@@ -23,6 +23,7 @@ log = logging.getLogger("weir.billing")
 class Command(BaseCommand):
     """Runs until SIGTERM. A store that is away is waited for; nothing is lost meanwhile."""
 
+    requires_system_checks: tuple[str, ...] = ()  # they are for what serves HTTP
     help = "Settle ended requests, void dead holds, post usage to the ledger."
 
     def add_arguments(self, parser: CommandParser) -> None:

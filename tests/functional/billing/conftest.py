@@ -1,0 +1,164 @@
+"""Real Valkey, real chDB, and usage records as the fair queue writes them."""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from redis.asyncio import Redis
+
+from billing.clickhouse.migrate import Topology, migrate
+from billing.metering.streams import GROUPS
+from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings
+from contracts.models import ModelCard
+from contracts.money import PriceCard
+from contracts.wire import encode
+from fairqueue.keys import PoolKeys
+from stores.clickhouse_chdb import ChdbOwner
+
+PRICE = PriceCard(card_id="in+cached+out", currency="USD", input_nano=250, cached_nano=25, output_nano=2_000)
+ADMITTED_MS = 1_800_000_000_000
+
+
+def make_ticket(number: int, *, pool: str, tenant_id: str) -> Ticket:
+    return Ticket(
+        request_id=str(uuid.UUID(int=((ADMITTED_MS + number) << 80) | (0x7 << 76) | (0b10 << 62) | number)),
+        tenant_id=tenant_id,
+        project_id="project",
+        api_key_id=f"key-{number % 2}",
+        pool=pool,
+        model="model",
+        endpoint=Endpoint.CHAT,
+        body=b"",
+        stream=True,
+        include_usage=False,
+        prompt_tokens=100,
+        max_tokens=50,
+        choices=1,
+        cache_salt="salt",
+        price=PRICE,
+        policy=None,
+        service_class=ServiceClass.INTERACTIVE,
+        admitted_at_ms=ADMITTED_MS + number,
+        edge_us=100,
+        guard_us=200,
+        evaluation_log=False,
+    )
+
+
+def usage_fields(ticket: Ticket, **changes: Any) -> dict[Any, Any]:
+    """A usage stream entry, field by field as the queue's `end` script writes it."""
+    timings = Timings(
+        edge_us=100, guard_us=200, queue_us=300, prefill_us=4_000, decode_us=50_000, ttft_us=5_000, total_us=60_000,
+        itl={80: 9}, itl_sum_us=90_000,
+    )  # fmt: skip
+    return {
+        "ticket": encode(ticket),
+        "prompt": 100,
+        "cached": 60,
+        "completion": 10,
+        "reasoning": 0,
+        "delivered": 10,
+        "outcome": "ok",
+        "finish": "stop",
+        "error": "",
+        "attempt": 1,
+        "worker": "worker-1",
+        "billed_at_ms": ticket.admitted_at_ms + 60,
+        "timings": encode(timings),
+        "verdicts": msgpack.packb(["regex: flagged"]),
+        "log_key": "",
+        **changes,
+    }
+
+
+COST_NANO = 40 * 250 + 60 * 25 + 10 * 2_000  # of `usage_fields`
+
+
+@dataclass
+class UsageWriter:
+    """Plays the fair queue: announces pools and adds usage records."""
+
+    redis: Redis
+    number: int = 0
+
+    async def announce(self, *pools: str) -> None:
+        for pool in pools:
+            await self.redis.hset("w:models", pool, encode(replace(_CARD, model=pool, pool=pool)))
+
+    async def add(
+        self, count: int, *, pool: str = "pool", tenants: Sequence[str] = ("acme",), **changes: Any
+    ) -> list[Ticket]:
+        tickets = []
+        for _ in range(count):
+            self.number += 1
+            tenant_id = tenants[self.number % len(tenants)]
+            tickets.append(make_ticket(self.number, pool=pool, tenant_id=tenant_id))
+            await self.redis.xadd(PoolKeys(pool).usage, usage_fields(tickets[-1], **changes))
+        return tickets
+
+    async def unfinished(self, *, group: str, pool: str = "pool") -> int:
+        """Records that the group has not finished, read or not; -1 before the group is there."""
+        if not await self.redis.exists(PoolKeys(pool).usage):
+            return -1
+        for info in await self.redis.xinfo_groups(PoolKeys(pool).usage):
+            if info["name"].decode() == group:
+                return int(info["pending"]) + int(info["lag"] or 0)
+        return -1
+
+
+_CARD = ModelCard(
+    model="model", pool="pool", repository="r", revision="v", weights_sha256="", tokenizer_sha256="", dtype="bfloat16",
+    kv_cache_dtype="auto", layers=1, heads=1, kv_heads=1, head_size=1, vocabulary=1, context_tokens=1, block_tokens=1,
+    engine="simulated", engine_version="1", created_at_ms=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+async def usage(redis: Redis) -> UsageWriter:
+    writer = UsageWriter(redis=redis)
+    await writer.announce("pool")
+    return writer
+
+
+@pytest.fixture(scope="session")
+def chdb_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clickhouse")
+
+
+@pytest.fixture(scope="module")
+def owner(chdb_directory: Path) -> Iterator[ChdbOwner]:
+    """chDB holds one directory in the life of a process at a time; each module opens and closes it."""
+    opened = ChdbOwner(directory=chdb_directory)
+    migrate(clickhouse=opened, topology=Topology(), pause=_never)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def clickhouse(owner: ChdbOwner) -> ChdbOwner:
+    """The owner with an empty usage table."""
+    owner.command("TRUNCATE TABLE inference_requests_audit")
+    return owner
+
+
+@pytest.fixture
+def groups() -> frozenset[str]:
+    return GROUPS
+
+
+@pytest.fixture
+def cost_nano() -> int:
+    return COST_NANO
+
+
+@pytest.fixture
+def fields_of() -> Callable[..., dict[Any, Any]]:
+    return usage_fields
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError(f"nobody else migrates here, yet the lock makes us wait {seconds} s")
