@@ -14,7 +14,7 @@ setup: ## install what the platform needs into .venv (`make up` does it too)
 	@$(PYTHON) infra/setup/bootstrap.py control
 
 up: setup ## start everything, show one real request, stay until Ctrl-C (DETACH=1, ENGINE=simulated, PORT=8080)
-	@exec $(RUN) up $(if $(DETACH),--detach)
+	@exec .venv/bin/python -m controlplane.local up $(if $(DETACH),--detach)
 
 ps: ## what runs
 	@$(RUN) ps

@@ -178,6 +178,24 @@ def find_usage(*, pid: int) -> Usage | None:
     return Usage(age=age, memory_bytes=pages * os.sysconf("SC_PAGE_SIZE"))
 
 
+def listens(*, pid: int, port: int) -> bool:
+    """True when the process or one of its group is who listens on 127.0.0.1:port (proc_pid_net(5))."""
+    wanted = f":{port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.name != str(pid) and os.getpgid(int(entry.name)) != pid:
+                continue
+            if any(str(link.readlink()) in inodes for link in (entry / "fd").iterdir()):
+                return True
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return False
+
+
 def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -> bool:
     """Stops a group that may not be our child: signal, wait up to `deadline` seconds, then kill.
 
@@ -239,7 +257,7 @@ class LocalServer:
         asyncio.run(self._await_ready(process))
 
     async def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        reason = await wait_ready(spec=self.spec, has_ended=lambda: process.poll() is not None)
+        reason = await wait_ready(spec=self.spec, pid=process.pid, has_ended=lambda: process.poll() is not None)
         if reason is not None:
             self.stop()
             tail = self.log.read_text(errors="replace")[-2000:]
@@ -260,8 +278,11 @@ class LocalServer:
         self._process = None
 
 
-async def wait_ready(*, spec: ChildSpec, has_ended: Callable[[], bool]) -> str | None:
-    """Probes until the child serves. Returns None then, else why it does not: it ended, or its time is over."""
+async def wait_ready(*, spec: ChildSpec, pid: int, has_ended: Callable[[], bool]) -> str | None:
+    """Probes until the child serves. Returns None then, else why it does not: it ended, or its time is over.
+
+    An answer counts only from the child itself: another program may have taken its port a moment before.
+    """
     import asyncio
 
     reason = "it did not answer"
@@ -273,6 +294,8 @@ async def wait_ready(*, spec: ChildSpec, has_ended: Callable[[], bool]) -> str |
         try:
             async with asyncio.timeout(5):
                 await spec.probe()
+            if spec.port is not None and not listens(pid=pid, port=spec.port):
+                raise NotReady(f"another program listens on its port {spec.port}")
         except NotReady as error:
             reason = str(error)
         except (OSError, EOFError, TimeoutError) as error:

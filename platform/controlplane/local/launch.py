@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,22 @@ class SetupFailed(Exception):
     """The engine's environment could not be made; it has said why."""
 
 
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options of `up`, for `manage.py up` and `python -m controlplane.local up` alike."""
+    parser.add_argument("--detach", action="store_true", help="return when it serves")
+    parser.add_argument("--no-demo", action="store_true", help="do not send the demo request")
+
+
+def run_up(*, detach: bool, with_demo: bool) -> int:
+    """`up` in this clone. Returns the exit code."""
+    # Whoever configured logging before us: the terminal belongs to the progress lines.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    layout, console = Layout.of_clone(), Console(highlight=False)
+    if detach:
+        return run_detached(layout=layout, console=console)
+    return run_foreground(layout=layout, console=console, with_demo=with_demo)
+
+
 def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
     """Starts everything, stays until it is asked to stop. Returns the exit code."""
     began = time.monotonic()
@@ -91,11 +109,12 @@ def run_detached(*, layout: Layout, console: Console) -> int:
         layout.make()
     except OSError as error:
         return _fail(console, _explain(error))
-    command = [sys.executable, str(layout.root / "manage.py"), "up", "--no-demo"]
+    command = [sys.executable, "-m", "controlplane.local", "up", "--no-demo"]
     with layout.supervisor_log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - ourselves
             command,
             cwd=layout.root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(layout.root / "platform"), str(layout.root)])},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -176,25 +176,21 @@ def _child(draft: _Draft) -> ChildSpec:
 
 def _plan_jobs(draft: _Draft) -> None:
     job = replace(_child(draft), role="job", once=True, wave=1)
-    migrate = draft.manage("migrate", "--noinput", "--verbosity", "1")
     seed = (sys.executable, "-m", "controlplane.local.seeding")
-    draft.specs += [
-        replace(job, name="migrate", command=migrate, after=_needs(draft, "postgres")),
-        replace(job, name="seed", command=seed, after=("migrate", *_needs(draft, "valkey"))),
-    ]
+    draft.specs.append(replace(job, name="seed", command=seed, after=_needs(draft, "postgres", "valkey")))
 
 
 def _plan_services(draft: _Draft, engine: str, port: int) -> None:
     """In order of importance; what takes longest to start, the worker with its engine, needs least and so is first."""
     redis = _needs(draft, "valkey")
-    base = replace(_child(draft), after=("migrate", *redis))
+    base = replace(_child(draft), after=("seed", *redis))
     run = draft.layout.home / "run"
     meter_probe = probes.started if draft.is_given("CLICKHOUSE_URL") else probes.unix_socket(path=run / "meter.sock")
     draft.specs += [
         replace(_worker(base, draft, engine), after=redis),
         replace(base, name="meter", role="meter", command=draft.manage("meter"), probe=meter_probe, wave=2),
         replace(base, name="settler", role="settler", command=draft.manage("settler"), wave=2),
-        replace(_gateway(base, port), after=(*base.after, "seed")),
+        _gateway(base, port),
         *_celery(base, draft),
     ]
 

@@ -1,4 +1,4 @@
-"""Local mode: makes the demo tenants and writes `demo.json`. Run as a process by the supervisor, after the migrations.
+"""Local mode: migrates, makes the demo tenants and writes `demo.json`. Run as one process by the supervisor.
 
 Invariant: `demo.json` (mode 0600) holds keys that work. A key and a password are shown by the seed only when it
 makes them, so what an earlier run wrote is kept.
@@ -25,10 +25,13 @@ def main() -> int:
     import django
 
     django.setup()
+    from django.core.management import call_command
+
     from controlplane.seed import seed_demo
 
     path = Path(os.environ["WEIR_HOME"]) / "demo.json"
     base = f"http://127.0.0.1:{os.environ['WEIR_PORT']}"
+    call_command("migrate", interactive=False, verbosity=1)
     demo = seed_demo()
     seeded = {
         "base_url": f"{base}/v1",

@@ -185,7 +185,8 @@ class Supervisor:
         return 0.0
 
     async def _wait_until_serving(self, child: Child, ended: asyncio.Future[None]) -> str | None:
-        refusal = await wait_ready(spec=child.spec, has_ended=ended.done)
+        assert child.process is not None
+        refusal = await wait_ready(spec=child.spec, pid=child.process.pid, has_ended=ended.done)
         if refusal is None and child.spec.prepare is not None:
             try:
                 await child.spec.prepare()
