@@ -193,6 +193,27 @@ class PoolMachine(RuleBasedStateMachine):
         self.step((claim, worker, nonce), [b"frame"] * frames, 0, 0, 33, 0, True, True, True)
         return claim, worker, nonce
 
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        tenants=st.lists(st.sampled_from(TENANTS), min_size=1, max_size=4),
+        tokens=st.sampled_from([1, 40, 200]),
+    )
+    def serve_some_from_start_to_end(self, worker: str, tenants: list[str], tokens: int) -> None:
+        for tenant in tenants:
+            self.enqueue(tenant, 10, 40, 1_000)
+            nonce = f"n{next(self.nonces)}"
+            claim = self._claim(worker, nonce, 100, 4)
+            if isinstance(claim, Claim):
+                self.step((claim, worker, nonce), [b"frame"], 0, 0, tokens, 0, True, True, True)
+                self.end((claim, worker, nonce), Outcome.OK, 0, 0)
+
+    @rule(target=claims, worker=st.sampled_from(WORKERS), first=st.sampled_from(TENANTS), count=st.integers(2, 3))
+    def fill_a_worker(self, worker: str, first: str, count: int) -> Any:
+        self.enqueue(first, 10, 40, 1_000)
+        nonces = [f"n{next(self.nonces)}" for _ in range(count)]
+        claims = [(self._claim(worker, nonce, 800, 4), worker, nonce) for nonce in nonces]
+        return multiple(*[held for held in claims if isinstance(held[0], Claim)])
+
     @rule(held=claims)
     def claim_again_after_a_lost_reply(self, held: tuple[Claim, str, str]) -> None:
         _, worker, nonce = held
@@ -490,8 +511,8 @@ class TestScripts:
                 run_state_machine_as_test(
                     lambda: PoolMachine(runner, redis),
                     settings=settings(
-                        max_examples=60,
-                        stateful_step_count=60,
+                        max_examples=25,
+                        stateful_step_count=40,
                         deadline=None,
                         suppress_health_check=list(HealthCheck),
                     ),
