@@ -57,6 +57,20 @@ def create_plan(
     return plan
 
 
+_PLAN_FIELDS = frozenset({"name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap"})
+
+
+@transaction.atomic
+def change_plan(*, plan: Plan, changes: Mapping[str, Any], actor: Actor = SYSTEM) -> Plan:
+    """Change fields of a plan; its tenants feel it at once."""
+    locked = Plan.objects.select_for_update().get(id=plan.id)
+    before = _apply(locked, changes, _PLAN_FIELDS)
+    for tenant in Tenant.objects.filter(plan=locked):
+        _raise_tenant_epoch(tenant)
+    record("plan.changed", tenant_id=None, subject=_subject(locked), actor=actor, before=before, after=dict(changes))
+    return locked
+
+
 @transaction.atomic
 def create_tenant(
     *,
@@ -93,16 +107,10 @@ _CHANGEABLE = frozenset({"name", "plan", "timezone", "policy", "evaluation_log",
 @transaction.atomic
 def change_tenant(*, tenant: Tenant, changes: Mapping[str, Any], actor: Actor = SYSTEM) -> Tenant:
     """Change settings of a tenant: name, plan, timezone, policy, evaluation_log, cut_to_affordable, queued_max."""
-    unknown = set(changes) - _CHANGEABLE
-    if unknown:
-        raise ValidationError(dict.fromkeys(unknown, "This cannot be changed."))
     locked = Tenant.objects.select_for_update().get(id=tenant.id)
     before = _facts(locked)
-    for field, value in changes.items():
-        setattr(locked, field, value)
-    check_timezone(locked.timezone)
-    locked.full_clean()
-    locked.save()
+    check_timezone(changes.get("timezone", locked.timezone))
+    _apply(locked, changes, _CHANGEABLE)
     _raise_tenant_epoch(locked)
     after = _facts(locked)
     record("tenant.changed", tenant_id=locked.id, subject=_subject(locked), actor=actor, before=before, after=after)
@@ -156,6 +164,22 @@ def create_project(*, tenant: Tenant, name: str, actor: Actor = SYSTEM) -> Proje
     project.save()
     record("project.created", tenant_id=tenant.id, subject=_subject(project), actor=actor, after={"name": name})
     return project
+
+
+@transaction.atomic
+def rename_project(*, project: Project, name: str, actor: Actor = SYSTEM) -> Project:
+    """Give a project another name."""
+    locked = Project.objects.select_for_update().get(id=project.id)
+    before = _apply(locked, {"name": name}, frozenset({"name"}))
+    record(
+        "project.renamed",
+        tenant_id=locked.tenant_id,
+        subject=_subject(locked),
+        actor=actor,
+        before=before,
+        after={"name": name},
+    )
+    return locked
 
 
 @transaction.atomic
@@ -354,6 +378,19 @@ def _owner(
     if (tenant is None) == (plan is None):
         raise ValidationError("Limits belong to a tenant, a project, a key or a plan.")
     return {"plan": plan, "tenant": tenant, "project": None, "api_key": None}, Scope.TENANT.value
+
+
+def _apply(row: Plan | Tenant | Project, changes: Mapping[str, Any], allowed: frozenset[str]) -> dict[str, Any]:
+    """Set, check and save fields of a locked row; returns what they were."""
+    unknown = set(changes) - allowed
+    if unknown:
+        raise ValidationError(dict.fromkeys(unknown, "This cannot be changed."))
+    before = {field: getattr(row, field) for field in changes}
+    for field, value in changes.items():
+        setattr(row, field, value)
+    row.full_clean()
+    row.save()
+    return before
 
 
 def _must_be_open(tenant: Tenant) -> None:

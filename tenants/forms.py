@@ -1,0 +1,103 @@
+"""Forms of the admin: what a person types, turned into what services take."""
+
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
+
+from contracts.money import decimal_from_nano, nano_from_decimal
+from contracts.tenancy import Metric, Scope
+from tenants.limits.policy import is_money
+from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting
+from tenants.services import check_cap
+
+
+class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
+    """A cap as a person means it: money in units of the currency, everything else in whole numbers."""
+
+    metric = forms.ChoiceField(choices=METRICS, widget=UnfoldAdminSelectWidget)
+    cap = forms.DecimalField(
+        min_value=Decimal(0),
+        max_digits=18,
+        decimal_places=9,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Requests, tokens, or money in units of the currency (12.50). 0 blocks; no row = unlimited.",
+    )
+
+    class Meta:
+        model = LimitSetting
+        fields = ["metric", "cap"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        row = self.instance
+        if row.metric and not row._state.adding and is_money(Metric(row.metric)):  # noqa: SLF001 - Django's own API
+            self.initial["cap"] = decimal_from_nano(row.cap).normalize()
+
+    def clean(self) -> dict[str, Any]:
+        """The cap in the metric's own unit. Adds errors for what could not be counted exactly."""
+        data = super().clean() or self.cleaned_data
+        metric, cap = data.get("metric"), data.get("cap")
+        if metric is None or cap is None:
+            return data
+        try:
+            if is_money(Metric(metric)):
+                data["cap"] = int(nano_from_decimal(cap))
+            elif cap == cap.to_integral_value():
+                data["cap"] = int(cap)
+            else:
+                raise ValidationError("A whole number, please.")
+            check_cap(metric, data["cap"])
+        except (ValidationError, ValueError) as error:
+            message = error.messages[0] if isinstance(error, ValidationError) else str(error)
+            self.add_error("cap", message)
+        self.instance.scope = self.scope(data)
+        return data
+
+    def scope(self, data: dict[str, Any]) -> str:
+        """Where the limit stands: by what the row belongs to."""
+        if data.get("api_key"):
+            return Scope.KEY.value
+        return Scope.PROJECT.value if data.get("project") else Scope.TENANT.value
+
+
+class LimitOwnerForm(LimitForm):
+    """As LimitForm, with the owner to choose: one of plan, tenant, project, key."""
+
+    class Meta(LimitForm.Meta):
+        fields = ["plan", "tenant", "project", "api_key", "metric", "cap"]
+
+    def clean(self) -> dict[str, Any]:
+        """Exactly one owner; a project's or key's tenant follows from it."""
+        data = super().clean()
+        owners = [data.get(name) for name in ("plan", "tenant", "project", "api_key")]
+        if sum(owner is not None for owner in owners) != 1:
+            raise ValidationError("Choose one of plan, tenant, project and key.")
+        return data
+
+    def _post_clean(self) -> None:
+        """Services and the database check the row; the form's own owner columns are not the stored ones."""
+
+
+class KeyForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
+    """What a new key needs; its text is made by the service."""
+
+    kind = forms.ChoiceField(choices=KeyScope, widget=UnfoldAdminSelectWidget, initial=KeyScope.INFERENCE)
+    models_text = forms.CharField(
+        label="Allowed models",
+        required=False,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Names, separated by commas; empty = every model.",
+    )
+    expires_at = forms.SplitDateTimeField(required=False, widget=UnfoldAdminSplitDateTimeWidget)
+
+    class Meta:
+        model = ApiKey
+        fields = ["project", "name", "expires_at"]
+
+    def allowed_models(self) -> list[str] | None:
+        """The names typed, or None for every model."""
+        names = [name.strip() for name in self.cleaned_data["models_text"].split(",") if name.strip()]
+        return names or None
