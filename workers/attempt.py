@@ -312,7 +312,6 @@ class Attempt:
         ticket, policy, builder = self._ticket, self._ticket.policy, self._builder
         if self._lane.first_released_at is not None:
             self._track.first_release_at = self._lane.first_released_at
-        generated = bool(self._counts.completion or self._counts.prompt)
         return UsageRecord(
             request_id=ticket.request_id,
             revision=1,
@@ -325,8 +324,8 @@ class Attempt:
             service_class=ticket.service_class.value,
             admitted_at_ms=ticket.admitted_at_ms,
             billed_at_ms=self._ports.clock.now_ms(),
-            counts=self._counts if generated else TokenCounts(),
-            delivered_tokens=builder.delivered_tokens if builder is not None else 0,
+            counts=self._billed(verdict),
+            delivered_tokens=self._lane.logged_tokens,
             outcome=verdict.outcome.value,
             finish_reason=builder.finish_reason if builder is not None else "",
             error_code=verdict.error_code,
@@ -341,6 +340,17 @@ class Attempt:
             end_user_hash=ticket.end_user_hash,
             log_key=log_key,
         )
+
+    def _billed(self, verdict: _Verdict) -> TokenCounts:
+        """All that the engine counted, for an answer that came to its end; otherwise what the log holds of it."""
+        if verdict.outcome in (Outcome.OK, Outcome.GUARDRAIL):
+            return self._counts
+        if not self._lane.last_seq:
+            return TokenCounts()
+        if self._claim.log_length:
+            return self._claim.counts
+        completion = min(self._counts.completion, self._lane.logged_tokens)
+        return replace(self._counts, completion=completion, reasoning=min(self._counts.reasoning, completion))
 
     async def _end(self, record: UsageRecord) -> bool:
         """False: stale fence. Raises _GivenBack when the queue never answered: the reaper ends it from the log."""

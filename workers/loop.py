@@ -65,21 +65,25 @@ class Worker:
             self._beat,
             self._reap,
         )
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service()) for service in services]
-            tasks.append(group.create_task(self._poke_on(stop)))
-            async with asyncio.TaskGroup() as serving:
-                await self._register(stop)
-                await self._claim_until(stop, serving)
-                self._state.draining = True
-                await self._leave()
-                await drain(
-                    publisher=self._ports.publisher, requests=self._requests, seconds=self._settings.drain_seconds
-                )
-            await self._ports.evaluation.flush()
-            for task in tasks:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(service()) for service in services]
+                tasks.append(group.create_task(self._poke_on(stop)))
+                await self._work(stop)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self._ports.host.adapter.aclose()
         await self._withdraw()
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as serving:
+            await self._register(stop)
+            await self._claim_until(stop, serving)
+            self._state.draining = True
+            await self._leave()
+            await drain(publisher=self._ports.publisher, requests=self._requests, seconds=self._settings.drain_seconds)
+        await self._ports.evaluation.flush()
 
     @property
     def room(self) -> Room:

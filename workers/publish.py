@@ -37,6 +37,7 @@ class StepQueue(Protocol):
 class Lane:
     """The way of one running request to its log.
 
+    `counts` and `delivered_tokens` are as of the last frame handed over, `logged_tokens` as of the last frame logged.
     `flushed`: nothing is on its way, and nothing waits to be sent (an abort means that what waits never will be).
     """
 
@@ -46,6 +47,7 @@ class Lane:
     in_flight: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
     delivered_tokens: int = 0
+    logged_tokens: int = 0
     advanced: bool = False
     waits_for_engine: bool = True
     abort_reason: str = ""
@@ -172,12 +174,16 @@ class Publisher:
     async def _step(self, *, beat: bool) -> None:
         chosen = (lane for lane in self._lanes.values() if (lane.pending or beat) and not lane.abort_reason)
         lanes = list(islice(chosen, ENTRIES_MAX))
+        delivered = [lane.delivered_tokens for lane in lanes]
         engine_works = self._progressing()
         entries = [self._entry(lane, engine_works=engine_works) for lane in lanes]
         reply = await self._send(entries)
         now = self._clock.monotonic()
-        for lane in lanes:
-            self._sent(lane, now, answered=reply is not None)
+        for lane, tokens in zip(lanes, delivered, strict=True):
+            self._sent(lane)
+            if reply is not None:
+                lane.logged_tokens = tokens
+                lane.first_released_at = lane.first_released_at or (now if lane.last_seq else None)
         if reply is not None:
             for abort in reply.aborts:
                 if abort.request_id in self._lanes:
@@ -216,15 +222,13 @@ class Publisher:
                 return None
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _sent(self, lane: Lane, now: float, *, answered: bool) -> None:
+    def _sent(self, lane: Lane) -> None:
         sent, lane.in_flight = lane.in_flight, 0
         if lane.request_id not in self._lanes:
             return  # closed meanwhile; its frames were given back there
         del lane.pending[:sent]
         self._pending -= sent
         lane.next_seq += sent
-        if sent and answered and lane.first_released_at is None:
-            lane.first_released_at = now
         if not lane.pending or lane.abort_reason:
             lane.flushed.set()
 

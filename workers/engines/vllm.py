@@ -3,6 +3,7 @@
 vLLM's console script cannot start in the CPU build (its metadata has another name), so its server module is run.
 """
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -54,4 +55,8 @@ def _vllm_environment(engine: EngineSettings) -> dict[str, str]:
 def simulated_command(*, model_dir: Path, served: str, uds: Path) -> ChildCommand:
     """The simulated engine in this very environment; its rates come from `WEIR_SIM_*`."""
     argv = (sys.executable, "-m", "workers.engines.simulated", "--uds", str(uds))
-    return ChildCommand(argv=(*argv, "--model", str(model_dir), "--served-model-name", served), environment={})
+    # The same import roots as here, however this process came by them.
+    roots = os.pathsep.join(entry for entry in sys.path if entry)
+    return ChildCommand(
+        argv=(*argv, "--model", str(model_dir), "--served-model-name", served), environment={"PYTHONPATH": roots}
+    )
