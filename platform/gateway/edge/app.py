@@ -140,16 +140,15 @@ async def _preflight(exchange: Exchange, methods: Mapping[str, Route]) -> None:
 
 
 async def _refuse(exchange: Exchange, error: WeirError) -> None:
-    """An error answer, where none has begun. The rest of an unread body is not waited for."""
+    """An error answer, where none has begun."""
     if exchange.started:
         return
     headers: Headers = error_headers(error)
     if isinstance(error, _NotAllowed):
         headers.append((b"allow", error.allow))
-    status = status_of(error)
-    if status in (408, 413, 415) or isinstance(error, BodyTimeout):
+    if isinstance(error, BodyTimeout) or not await exchange.drain():
         headers.append((b"connection", b"close"))
     try:
-        await exchange.json(status, error_object(error), headers=headers)
+        await exchange.json(status_of(error), error_object(error), headers=headers)
     except (WeirError, OSError):
         log.info("request %s: nobody took its error answer", exchange.request_id)

@@ -22,6 +22,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+DRAIN_BYTES_MAX = 16 * 1024 * 1024
+DRAIN_SECONDS = 2.0
 JSON = (b"content-type", b"application/json")
 EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing"
 
@@ -34,7 +36,8 @@ class Exchange:
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"].rstrip("/") or "/"
-        self.receive = receive
+        self._receive = receive
+        self._body_open = scope["method"] in ("POST", "PUT", "PATCH")
         self.request_id: str = mint_request_id()
         self.headers: dict[bytes, bytes] = {}
         self.started = False
@@ -46,6 +49,26 @@ class Exchange:
         self._begun = clock.monotonic()
         for name, value in self._raw_headers:
             self.headers.setdefault(name.lower(), value)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._body_open = False
+        return message
+
+    async def drain(self) -> bool:
+        """Takes what is left of the body, within bounds, so that a client still sending gets to read its refusal.
+
+        False: it does not end; the connection must be closed.
+        """
+        left = DRAIN_BYTES_MAX
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._body_open and left > 0:
+                    left -= len((await self.receive()).get("body", b""))
+        except TimeoutError:
+            return False
+        return not self._body_open
 
     def bearer(self) -> str:
         """The API key. Raises AuthFailed; the key itself is in no message."""
