@@ -10,6 +10,7 @@ local job = job_key(rid)
 local j = redis.call('HMGET', job, 'state', 'epoch', 'last_seq', 'mailboxes', 'deadline_ms')
 if j[1] ~= 'ended' then return 0 end
 redis.call('HSET', job, 'state', 'settled', 'final', ARGV[3])
+redis.call('HDEL', job, 'ticket') -- the prompt is not needed any more; the head stays
 redis.call('ZREM', unsettled, rid)
 local ttl = tonumber(ARGV[5])
 redis.call('PEXPIRE', job, whole(math.max(ttl, tonumber(j[5]) - ms(now) + ttl)))

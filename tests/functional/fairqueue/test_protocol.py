@@ -358,6 +358,14 @@ class TestAck:
         assert (await pool.enqueue("r1")).already is True
         assert isinstance(await pool.look(), Wait)
 
+    async def test_drops_the_prompt(self, pool) -> None:
+        await pool.enqueue("r1")
+        await pool.end(await pool.claim())
+        [record] = await pool.usage()
+        await pool.ack(record)
+        fields = await pool.redis.hgetall(pool.queue.keys.prefix + "job:r1")
+        assert not any(b"secret prompt" in value for value in fields.values())
+
     async def test_does_nothing_before_the_end(self, pool) -> None:
         await pool.enqueue("r1")
         await pool.enqueue("r2")
