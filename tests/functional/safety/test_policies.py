@@ -1,0 +1,186 @@
+"""Policies in PostgreSQL and Redis: drafts, versions, the trigger, and what a gateway then reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.db import DatabaseError, connection, transaction
+from django.test import Client
+from django.urls import reverse
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from contracts.tenancy import PolicyRef
+from safety import publishing, selectors, services
+from safety.defaults import demo_document
+from safety.models import Policy, PolicyVersion
+from safety.policy import PolicyError
+from safety.published import PolicyMissing, PolicyStore
+
+RULES: list[dict[str, Any]] = demo_document(policy_id="demo", version=1)["rules"]
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch, valkey_url: str, settings: Any) -> SyncRedis:
+    """The Redis that `publishing` writes to is the tests' own."""
+    client = SyncRedis.from_url(valkey_url, protocol=2)
+    client.flushall()
+    publishing._client.cache_clear()
+    monkeypatch.setattr(settings.ENV, "redis_url", type(settings.ENV.redis_url)(valkey_url))
+    yield client
+    publishing._client.cache_clear()
+    client.close()
+
+
+@pytest.mark.django_db
+class TestPublishPolicy:
+    def test_makes_versions_that_count_up_and_writes_them_on_commit(
+        self, pushed: SyncRedis, django_capture_on_commit_callbacks: Any
+    ) -> None:
+        policy = services.create_policy(name="demo", rules=RULES)
+        with django_capture_on_commit_callbacks(execute=True):
+            first = services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+            assert pushed.get(f"w:policy:{policy.pk}:1") is None
+        assert first.version == 1
+        assert json.loads(pushed.get(f"w:policy:{policy.pk}:1") or b"") == first.document
+        assert selectors.find_published(policy_id=str(policy.pk)) == PolicyRef(policy_id=str(policy.pk), version=1)
+
+        policy.refresh_from_db()
+        policy.draft_rules = RULES[:1]
+        policy.save()
+        second = services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+        assert second.version == 2
+        assert selectors.policy_document(str(policy.pk), 1)["rules"] == RULES
+        assert selectors.policy_document(str(policy.pk), 2)["rules"] == RULES[:1]
+
+    def test_makes_no_version_of_an_unchanged_draft(self, pushed: SyncRedis) -> None:
+        policy = services.create_policy(name="demo", rules=RULES)
+        once = services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+        assert services.publish_policy(policy_id=str(policy.pk), published_by="bob").pk == once.pk
+        assert PolicyVersion.objects.count() == 1
+
+    def test_refuses_a_draft_that_does_not_compile(self) -> None:
+        policy = Policy.objects.create(name="broken", draft_rules=[{**RULES[0], "config": {"pattern": "("}}])
+        with pytest.raises(PolicyError, match=r"rules\[0\].config.pattern"):
+            services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+        assert selectors.find_published(policy_id=str(policy.pk)) is None
+
+    @pytest.mark.parametrize("word", ["a\x00b", "\ud800"])
+    def test_refuses_text_that_the_database_cannot_hold(self, word: str) -> None:
+        rule = {**RULES[1], "config": {"words": [word]}}
+        with pytest.raises(PolicyError, match="cannot be stored"):
+            services.check_rules([rule])
+
+    def test_never_changes_a_version_whoever_asks(self) -> None:
+        policy = services.create_policy(name="demo", rules=RULES)
+        services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+        with pytest.raises(DatabaseError, match="never changed"), transaction.atomic():
+            PolicyVersion.objects.update(document={})
+        with pytest.raises(DatabaseError, match="never changed"), transaction.atomic():
+            PolicyVersion.objects.all()._raw_delete("default")
+
+    def test_publishes_although_redis_is_away(
+        self, monkeypatch: pytest.MonkeyPatch, settings: Any, django_capture_on_commit_callbacks: Any
+    ) -> None:
+        publishing._client.cache_clear()
+        monkeypatch.setattr(settings.ENV, "redis_url", type(settings.ENV.redis_url)("redis://127.0.0.1:1/0"))
+        policy = services.create_policy(name="demo", rules=RULES)
+        with django_capture_on_commit_callbacks(execute=True):
+            published = services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+        publishing._client.cache_clear()
+        assert published.version == 1
+
+    @pytest.mark.parametrize(("policy_id", "version"), [("not-a-uuid", 1), ("018f3c7e-0000-7000-8000-000000000000", 1)])
+    def test_says_that_a_version_is_missing(self, policy_id: str, version: int) -> None:
+        with pytest.raises(PolicyMissing):
+            selectors.policy_document(policy_id, version)
+        assert selectors.find_published(policy_id=policy_id) is None
+
+
+class TestPolicyStore:
+    async def test_gives_what_was_put_and_asks_redis_once(self, redis: Redis) -> None:
+        store = PolicyStore(redis)
+        await store.put(demo_document(policy_id="demo", version=4))
+        policy = await store.get(PolicyRef(policy_id="demo", version=4))
+        assert [rule.name for rule in policy.rules] == [rule["name"] for rule in RULES]
+        await redis.flushall()
+        assert await store.get(PolicyRef(policy_id="demo", version=4)) is policy
+
+    async def test_says_what_is_missing(self, redis: Redis) -> None:
+        with pytest.raises(PolicyMissing, match="policy demo version 9"):
+            await PolicyStore(redis).get(PolicyRef(policy_id="demo", version=9))
+
+    @pytest.mark.parametrize("raw", [b"{", b"[]", b'{"id": "other", "version": 1, "rules": []}', b"\xff"])
+    async def test_refuses_what_is_not_this_policy(self, redis: Redis, raw: bytes) -> None:
+        await redis.set("w:policy:demo:1", raw)
+        with pytest.raises(PolicyError):
+            await PolicyStore(redis).get(PolicyRef(policy_id="demo", version=1))
+
+
+@pytest.mark.django_db
+class TestPolicyAdmin:
+    @pytest.fixture
+    def admin(self, settings: Any, tmp_path: Path) -> Client:
+        settings.STATIC_ROOT = tmp_path
+        # The sidebar links every room's admin; it is the control plane's to test.
+        settings.UNFOLD = {key: value for key, value in settings.UNFOLD.items() if key != "SIDEBAR"}
+        client = Client()
+        client.force_login(User.objects.create_superuser("ada", password="x" * 20))
+        return client
+
+    def test_shows_each_complaint_about_a_draft(self, admin: Client) -> None:
+        rules = json.dumps([{**RULES[0], "config": {"pattern": "a*"}}])
+        page = admin.post(reverse("admin:safety_policy_add"), self.form(draft_rules=rules))
+        assert page.status_code == 200
+        assert "rules[0].config.pattern: the pattern matches the empty text" in page.content.decode()
+        assert not Policy.objects.exists()
+
+    @pytest.mark.parametrize("draft", ["{", '{"a": 1}', '"text"', "[1]", "[[]]", "null", '["\\u0000"]'])
+    def test_never_fails_on_a_bad_draft(self, admin: Client, draft: str) -> None:
+        page = admin.post(reverse("admin:safety_policy_add"), self.form(draft_rules=draft))
+        assert page.status_code in (200, 302)
+
+    def test_saves_publishes_and_shows_a_policy(self, admin: Client, pushed: SyncRedis) -> None:
+        saved = admin.post(reverse("admin:safety_policy_add"), self.form(draft_rules=json.dumps(RULES)))
+        assert saved.status_code == 302
+        policy = Policy.objects.get()
+        published = admin.get(reverse("admin:safety_policy_publish_one", args=[policy.pk]))
+        assert published.status_code == 302
+        assert selectors.find_published(policy_id=str(policy.pk)) is not None
+        assert PolicyVersion.objects.get().published_by == "ada"
+        for name, args in (
+            ("policy_changelist", []),
+            ("policy_change", [policy.pk]),
+            ("policyversion_changelist", []),
+            ("policyversion_change", [PolicyVersion.objects.get().pk]),
+        ):
+            page = admin.get(reverse(f"admin:safety_{name}", args=args))
+            assert page.status_code == 200
+        assert "version 1" in admin.get(reverse("admin:safety_policy_changelist")).content.decode()
+
+    def form(self, **changes: str) -> dict[str, str]:
+        inline = {f"versions-{name}_FORMS": "0" for name in ("TOTAL", "INITIAL", "MIN_NUM", "MAX_NUM")}
+        return {"name": "demo", "description": "", "draft_rules": "[]", **inline, **changes}
+
+
+@pytest.mark.django_db(transaction=True)
+class TestGatewayReadsWhatTheAdminPublished:
+    async def test_through_redis(self, redis: Redis, valkey_url: str, settings: Any, monkeypatch: Any) -> None:
+        publishing._client.cache_clear()
+        monkeypatch.setattr(settings.ENV, "redis_url", type(settings.ENV.redis_url)(valkey_url))
+
+        def publish() -> PolicyVersion:
+            policy = services.create_policy(name="demo", rules=RULES)
+            version = services.publish_policy(policy_id=str(policy.pk), published_by="ada")
+            connection.close()  # this thread's own
+            return version
+
+        version = await sync_to_async(publish)()
+        ref = PolicyRef(policy_id=str(version.policy_id), version=1)
+        assert (await PolicyStore(redis).get(ref)).policy_id == str(version.policy_id)
+        publishing._client.cache_clear()
