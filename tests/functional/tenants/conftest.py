@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from pytest_django import Settings
@@ -21,9 +22,10 @@ class Customer:
 
 
 @pytest.fixture
-def wired(settings: Settings, valkey_url: str) -> Iterator[Redis]:
+def wired(settings: Settings, valkey_url: str, tmp_path: Path) -> Iterator[Redis]:
     """Settings as a process of this test session would read them; a sync client on the emptied database."""
     settings.ENV = environment()
+    settings.STATIC_ROOT = tmp_path  # WhiteNoise warns of a folder that is not there
     settings.CELERY_BROKER_URL = environment().broker
     client = Redis.from_url(valkey_url)
     client.flushall()
