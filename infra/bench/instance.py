@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 from infra.bench.load import Target
 
 ROOT = Path(__file__).resolve().parents[2]
+# The simulated engine's pace here: like a small model on an accelerator, so that there is time to cancel and to fail.
+SIMULATED_PACE = {"WEIR_SIM_PREFILL_TOKENS_PER_SECOND": "20000", "WEIR_SIM_DECODE_TOKENS_PER_SECOND": "100"}
 UP_SECONDS = {"simulated": 180.0, "vllm": 1_500.0}  # vLLM: from nothing, with its environment to be installed
 DOWN_SECONDS = 90.0
 _LOG_LINES = 40
@@ -157,6 +159,7 @@ def environment_of(*, home: Path, engine: str | None, base: Mapping[str, str]) -
         for name, value in base.items()
         if name not in _FOREIGN and not name.startswith(("WEIR_", "DJANGO_", "PYTEST_"))
     }
+    kept |= SIMULATED_PACE
     kept["WEIR_HOME"] = str(home)
     if engine is not None:
         kept["ENGINE"] = engine

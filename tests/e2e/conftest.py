@@ -8,8 +8,10 @@ A failed test prints the ends of the platform's logs. Fault tests run last, beca
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from tests.e2e.api import Api
 HERE = Path(__file__).resolve().parent
 TEST_SECONDS = 300  # with the start of the platform, which the first test waits for
 ENGINE_TEST_SECONDS = 1_800  # with the making of the engine's environment, where it is not cached
+# A state directory whose platform already runs: it is used as it is, and left running (for work on these tests).
+GIVEN = {"simulated": "WEIR_TEST_HOME", "vllm": "WEIR_TEST_ENGINE_HOME"}
 _RUNNING = pytest.StashKey[list[Instance]]()
 
 
@@ -90,7 +94,8 @@ def clients() -> Clients:
 
 def _run(config: pytest.Config, *, engine: str) -> Iterator[Platform]:
     started_at = int(time.time())  # noqa: TID251 - the window of the usage report begins here
-    with private_instance(engine=engine) as instance:
+    given = os.environ.get(GIVEN[engine])
+    with private_instance(engine=engine) if given is None else nullcontext(Instance(Path(given))) as instance:
         running = config.stash.setdefault(_RUNNING, [])
         running.append(instance)
         demo = instance.demo

@@ -26,7 +26,7 @@ CALL_SECONDS = 90.0
 RECOVERY_SECONDS = 90.0
 COUNT = 90  # more than the engine takes at once (64), so that some wait in the queue when the fault comes
 STARTED = 20  # streams that have begun when the fault comes
-TOKENS = 150
+TOKENS = 300
 
 
 @dataclass(slots=True)
