@@ -18,6 +18,7 @@ from tests.functional.gateway.conftest import Gateway
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 BODY = {"model": MODEL, "messages": HELLO}
+LONG = {"model": MODEL, "prompt": "x" * 512}
 TEXTS = ["Grü", "ße", " 🦊", "日", "本"]
 
 
@@ -195,7 +196,7 @@ class TestRefusals:
             ("POST", "/v1/chat/completions", {"json": BODY | {"max_tokens": 500}}, 400, "context_length_exceeded"),
             ("POST", "/v1/chat/completions", {"json": BODY | {"logit_bias": {"258": 1}}}, 400, "unknown_token"),
             ("POST", "/v1/completions", {"json": {"model": MODEL, "prompt": ""}}, 400, "invalid_value"),
-            ("POST", "/v1/completions", {"json": {"model": MODEL, "prompt": "x" * 512}}, 400, "context_length_exceeded"),
+            ("POST", "/v1/completions", {"json": LONG}, 400, "context_length_exceeded"),
         ],
     )  # fmt: skip
     async def test_answers_with_openais_error_object(

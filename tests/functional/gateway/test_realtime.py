@@ -1,0 +1,181 @@
+"""/v1/realtime by a WebSocket client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError
+
+from contracts.outcomes import Outcome
+from fairqueue.messages import AbortReason
+from gateway.services import GatewaySettings
+from tests.functional.gateway.cast import MODEL, chat_frames
+from tests.functional.gateway.conftest import Gateway
+
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+
+
+@asynccontextmanager
+async def socket(
+    gateway: Gateway, *, key: str | None = None, query: str = "", origin: str | None = None
+) -> AsyncIterator[ClientConnection]:
+    url = gateway.url.replace("http", "ws") + "/v1/realtime" + query
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with connect(url, additional_headers=headers, origin=origin, proxy=None) as connection:  # type: ignore[arg-type]
+        yield connection
+
+
+async def event(connection: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(10):
+        received: dict[str, Any] = json.loads(await connection.recv())
+    return received
+
+
+async def close_code(connection: ClientConnection) -> int:
+    """The code with which the server closes; events before it are let go."""
+    async with asyncio.timeout(10):
+        with suppress(ConnectionClosedError):
+            async for _ in connection:
+                continue
+        await connection.wait_closed()
+    assert connection.close_code is not None
+    return connection.close_code
+
+
+class TestRealtime:
+    async def test_answers_and_remembers_the_conversation(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            assert (await event(connection))["type"] == "session.created"
+            await say(connection, type="session.update", session={"model": MODEL, "temperature": 0})
+            await say(connection, type="conversation.item.create", item=ITEM)
+            await say(connection, type="response.create")
+            claim = await gateway.worker.serve(["Hel", "lo 🦊"])
+            seen = [await event(connection) for _ in range(6)]
+            await say(connection, type="conversation.item.create", item=ITEM)
+            await say(connection, type="response.create")
+            again = await gateway.worker.serve(["x"])
+        assert [e["type"] for e in seen] == [
+            "session.updated", "conversation.item.created", "response.created",
+            "response.output_text.delta", "response.output_text.delta", "response.done",
+        ]  # fmt: skip
+        assert [e["sequence_number"] for e in seen] == [2, 3, 4, 5, 6, 7]
+        assert "".join(e.get("delta", "") for e in seen) == "Hello 🦊"
+        done = seen[-1]["response"]
+        assert (done["status"], done["finish_reason"]) == ("completed", "stop")
+        assert done["output"][0]["content"][0]["text"] == "Hello 🦊"
+        assert done["usage"]["completion_tokens"] == 3
+        assert done["id"] == f"resp_{claim.ticket.request_id}" == seen[2]["response_id"]
+        assert [m["content"] for m in json.loads(again.ticket.body)["messages"]] == ["Hi", "Hello 🦊", "Hi"]
+
+    async def test_takes_its_key_in_the_first_message(self, gateway: Gateway) -> None:
+        async with socket(gateway) as connection:
+            await say(connection, type="session.authenticate", api_key=gateway.key)
+            created = await event(connection)
+        assert created["type"] == "session.created"
+        assert gateway.key not in json.dumps(created)
+
+    async def test_cancels_a_response(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+            claim = await gateway.worker.claim()
+            created = await event(connection)
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["Hel"])[:1], first_seq=1)
+            assert (await event(connection))["delta"] == "Hel"
+            await say(connection, type="response.cancel", response_id=created["response_id"])
+            done = await event(connection)
+            assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+        assert (done["type"], done["response"]["status"]) == ("response.done", "cancelled")
+        assert done["response"]["output"][0]["content"][0]["text"] == "Hel"
+
+    async def test_a_lost_connection_cancels(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+            claim = await gateway.worker.claim()
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+
+    async def test_a_failure_is_a_failed_response(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+            claim = await gateway.worker.claim()
+            await gateway.worker.end(claim, last_seq=0, outcome=Outcome.FAILED, finish="", error="engine_error")
+            await event(connection)
+            done = (await event(connection))["response"]
+        assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "engine_error")
+        assert done["finish_reason"] is None
+
+    @pytest.mark.parametrize(
+        ("sent", "code", "param"),
+        [
+            ({"type": "response.create"}, "missing_field", "input"),
+            ({"type": "response.create", "response": {"input": [ITEM]}}, "missing_field", "model"),
+            ({"type": "response.create", "response": {"n": 2}}, "unsupported_parameter", "response.n"),
+            ({"type": "response.create", "response": {"model": "nope", "input": [ITEM]}}, "model_not_found", "model"),
+            ({"type": "session.update", "session": {"voice": "alloy"}}, "unknown_parameter", "voice"),
+            ({"type": "response.cancel", "response_id": "resp_1"}, "not_found", "response_id"),
+        ],
+    )  # fmt: skip
+    async def test_a_refusal_is_an_event_and_the_connection_stays(
+        self, gateway: Gateway, sent: dict[str, Any], code: str, param: str
+    ) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, **sent)
+            refusal = await event(connection)
+            await say(connection, type="session.update", session={})
+            assert (await event(connection))["type"] == "session.updated"
+        assert (refusal["type"], refusal["error"]["code"], refusal["error"]["param"]) == ("error", code, param)
+
+
+class TestCloseCodes:
+    @pytest.mark.parametrize(
+        ("message", "code"),
+        [
+            ("not json", 4400),
+            (b"binary", 4400),
+            ('{"type":"input_audio_buffer.append"}', 4400),
+            ('{"type":"x","type":"y"}', 4400),
+            (" " * 1_048_577, 4413),
+        ],
+    )
+    async def test_a_bad_event(self, gateway: Gateway, message: str | bytes, code: int) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await connection.send(message)
+            assert await close_code(connection) == code
+
+    async def test_a_wrong_key(self, gateway: Gateway) -> None:
+        async with socket(gateway, key="weir_wrong") as connection:
+            assert await close_code(connection) == 4401
+
+    @pytest.mark.parametrize("first", [{"type": "response.create"}, {"type": "session.authenticate", "api_key": "x"}])
+    async def test_no_key_in_the_first_message(self, gateway: Gateway, first: dict[str, Any]) -> None:
+        async with socket(gateway) as connection:
+            await say(connection, **first)
+            assert await close_code(connection) == 4401
+
+    async def test_a_key_in_the_url(self, gateway: Gateway) -> None:
+        async with socket(gateway, query=f"?token={gateway.key}") as connection:
+            assert await close_code(connection) == 4400
+
+    async def test_a_browser_of_another_origin(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, origin="https://evil.example") as connection:
+            assert await close_code(connection) == 4403
+
+
+class TestMuteClient:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, realtime_auth_seconds=0.1)
+
+    async def test_is_closed(self, gateway: Gateway) -> None:
+        async with socket(gateway) as connection:
+            assert await close_code(connection) == 4408
+
+
+async def say(connection: ClientConnection, **fields: Any) -> None:
+    await connection.send(json.dumps(fields))
