@@ -197,3 +197,21 @@ class TestErrors:
             name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.WeirError)
         ]
         assert [name for name in leaves if name not in drawn] == []
+
+
+class TestDocs:
+    def test_the_stated_limits_are_those_that_the_edge_checks(self) -> None:
+        from gateway.edge.limits import render_limits
+
+        stated = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+        assert stated == render_limits(), "run `manage.py limits_doc`"
+
+    def test_every_relative_link_leads_somewhere(self) -> None:
+        link = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+        broken = [
+            f"{_name(path)}: {target}"
+            for path in _tracked(".md")
+            for target in link.findall(path.read_text(encoding="utf-8"))
+            if not (path.parent / target).exists()
+        ]
+        assert broken == []
