@@ -127,5 +127,9 @@ class TestScripts:
         assert {"enqueue", "claim", "step", "end", "ack", "cancel", "reap", "look"} <= set(scripts)
         assert all(script.keys.fits(len(PoolKeys("m").script_keys)) for script in scripts.values())
 
-    def test_hold_the_shared_functions_behind_their_headers(self) -> None:
-        assert all(script.text.count("local function give_up(") == 1 for script in load_pool_scripts().values())
+    def test_hold_the_shared_functions_that_they_use_and_no_others(self) -> None:
+        scripts = load_pool_scripts()
+        uses = {name for name, script in scripts.items() if "local function give_up(" in script.text}
+        assert uses == {"step", "hand_back", "engine_died", "register", "reap"}
+        assert "local function close(" in scripts["reap"].text
+        assert scripts["look"].text.count("local function") == 1

@@ -6,6 +6,7 @@
 
 local prefix, act, busy, rest, infl, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local expiry, lease, unsettled, usage, idle, wakes, dead = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+
 local WINDOW_MS = 60000
 
 -- Lua prints numbers with 14 digits; microseconds and counters have more.
@@ -18,9 +19,13 @@ local function clock(given)
 end
 
 local function ms(now_us) return math.floor(now_us / 1000) end
+
 local function job_key(rid) return prefix .. 'job:' .. rid end
+
 local function waiting() return tonumber(redis.call('HGET', meta, 'waiting') or '0') end
+
 local function virtual_time() return tonumber(redis.call('HGET', meta, 'v') or '0') end
+
 local function virtual(service, weight) return math.floor(service * 1000 / weight) end
 
 -- A tenant without a counter is as one that stands at the virtual time.
