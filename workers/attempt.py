@@ -24,9 +24,11 @@ from contracts.tenancy import PolicyRef
 from contracts.tokens import TokenCounts
 from fairqueue.messages import AbortReason, Final, final_of
 from fairqueue.queue import FairQueue, LogGapError
+from safety.engines.pool import ValidatorPool
 from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing
-from safety.window import OutputWindow
+from safety.stream import OutputGuard
+from safety.verdicts import Stage
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldHint
 from workers.attempts import AttemptLog
@@ -56,6 +58,7 @@ class Ports:
     queue: FairQueue
     limits: Limits
     policies: Policies
+    validators: ValidatorPool
     host: EngineHost
     publisher: Publisher
     attempts: AttemptLog
@@ -122,7 +125,7 @@ class Attempt:
             return _LOST  # its output cannot be continued by this engine; what was released stands
         await self._start()
         try:
-            window = await self._window()
+            guard = await self._guard()
         except (PolicyMissing, PolicyError, RedisError) as error:
             log.warning("policy_unavailable", request_id=self._ticket.request_id, error=type(error).__name__)
             return _Verdict(
@@ -131,7 +134,7 @@ class Attempt:
                 status=503,
                 message="The tenant's guardrail policy cannot be read.",
             )
-        self._builder = FrameBuilder(self._ticket, window)
+        self._builder = FrameBuilder(self._ticket, guard)
         try:
             return await self._generate(self._builder)
         except EngineRefused as error:
@@ -150,11 +153,14 @@ class Attempt:
             await self._close(_Verdict(outcome=Outcome.CANCELLED, error_code="hold_ended"))
             raise _GivenBack("its hold has ended")
 
-    async def _window(self) -> OutputWindow | None:
+    async def _guard(self) -> OutputGuard | None:
+        """None where no rule looks at the output: then nothing is held back and nothing is touched."""
         if self._ticket.policy is None:
             return None
         policy = await self._ports.policies.get(self._ticket.policy)
-        return OutputWindow(policy, monotonic=self._ports.clock.monotonic)
+        if not policy.pure(Stage.OUTPUT) and not policy.buffered(Stage.OUTPUT):
+            return None
+        return OutputGuard(policy, self._ports.validators, monotonic=self._ports.clock.monotonic)
 
     async def _generate(self, builder: FrameBuilder) -> _Verdict:
         """Read the engine until it is done, the guard blocks, or somebody aborts. Raises EngineRefused."""
@@ -206,7 +212,7 @@ class Attempt:
                 if chunk.counts.completion > self._counts.completion:
                     self._track.token(at=arrived)
                 self._counts = chunk.counts
-                frames = builder.build(chunk)
+                frames = await builder.build(chunk)
                 released = clock.monotonic()
                 self._track.guard_seconds += released - arrived
                 self._track.release(at=released, tokens=builder.delivered_tokens)
@@ -228,6 +234,7 @@ class Attempt:
     async def _engine_gone(self, incarnation: int, error: Exception) -> _Verdict:
         """A death requeues what had released nothing; the queue ends the rest. A live engine failed this one alone."""
         log.warning("engine_gone", request_id=self._ticket.request_id, error=str(error))
+        self._lane.waits_for_engine = False  # the lease lives on while it is found out what happened
         died = await self._ports.host.has_died(incarnation=incarnation)
         logged = await self._ports.publisher.seal(self._lane)
         if self._lane.abort_reason:

@@ -1,7 +1,7 @@
-"""Turns engine chunks into frames: the bytes that the client will see. Pure; called by `attempt`.
+"""Turns engine chunks into frames: the bytes that the client will see. Called by `attempt`; waits for the guard only.
 
 Invariants: all text of a choice (content, reasoning, tool-call names and arguments, any other text field) passes the
-output window before it is in a frame; once the guard blocks, nothing but the `content_filter` frames leaves; a finish
+output guard before it is in a frame; once the guard blocks, nothing but the `content_filter` frames leaves; a finish
 reason is the engine's or the guard's; a frame carries no usage and no token ids; fields that this module does not know
 are kept.
 """
@@ -18,7 +18,6 @@ from workers.engines.base import EngineBroke, EngineChunk
 CONTENT_FILTER = "content_filter"
 _ENGINE_ONLY_CHUNK = ("usage", "prompt_token_ids", "kv_transfer_params")
 _ENGINE_ONLY_CHOICE = ("token_ids", "prompt_token_ids")
-_CHANNEL_OF = {"reasoning_content": "reasoning"}
 
 
 class Released(Protocol):
@@ -29,12 +28,12 @@ class Released(Protocol):
     def blocked(self) -> bool: ...
 
 
-class Window(Protocol):
-    """`safety.window.OutputWindow`."""
+class Guard(Protocol):
+    """`safety.stream.OutputGuard`."""
 
-    def feed(self, channel: str, text: str) -> Released: ...
+    async def feed(self, channel: str, text: str) -> Released: ...
 
-    def finish(self, channel: str) -> Released: ...
+    async def finish(self, channel: str) -> Released: ...
 
     @property
     def verdicts(self) -> tuple[str, ...]: ...
@@ -42,7 +41,7 @@ class Window(Protocol):
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has released; `open_fields` maps a window channel to where its text goes in a delta."""
+    """What one choice has released; `open_fields` maps a guard channel to where its text goes in a delta."""
 
     finish_reason: str = ""
     open_fields: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -50,11 +49,11 @@ class _Choice:
 
 
 class FrameBuilder:
-    """Frames of one request, chunk by chunk. `window` None: the tenant has no output rules."""
+    """Frames of one request, chunk by chunk. `guard` None: the tenant has no output rules."""
 
-    def __init__(self, ticket: Ticket, window: Window | None) -> None:
+    def __init__(self, ticket: Ticket, guard: Guard | None) -> None:
         self._ticket = ticket
-        self._window = window
+        self._guard = guard
         self._chat = ticket.endpoint is Endpoint.CHAT
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{ticket.request_id}",
@@ -86,7 +85,7 @@ class FrameBuilder:
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        return self._window.verdicts if self._window is not None else ()
+        return self._guard.verdicts if self._guard is not None else ()
 
     def answer(self) -> list[dict[str, str]]:
         """Released text per choice and field, for the evaluation log."""
@@ -95,7 +94,7 @@ class FrameBuilder:
             for choice in self._choices
         ]
 
-    def build(self, chunk: EngineChunk) -> list[bytes]:
+    async def build(self, chunk: EngineChunk) -> list[bytes]:
         """Frames to release for this chunk: none, one, or with a block one for each open choice.
 
         Raises EngineBroke for a chunk that does not fit the request.
@@ -104,7 +103,7 @@ class FrameBuilder:
             return []
         kept: list[dict[str, Any]] = []
         for raw in chunk.body["choices"]:
-            choice = self._guarded(raw)
+            choice = await self._guarded(raw)
             if self.blocked:
                 frames = [self._frame(chunk.body, kept)] if kept else []
                 return [*frames, *self._block(choice)]
@@ -121,75 +120,75 @@ class FrameBuilder:
             frame["usage"] = None
         return orjson.dumps(frame)
 
-    def _guarded(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The choice with its text through the window. Sets `blocked`."""
+    async def _guarded(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The choice with its text through the guard. Sets `blocked`."""
         index = raw["index"]
         if not 0 <= index < len(self._choices):
             raise EngineBroke(f"the engine sent choice {index} of {len(self._choices)}")
         state = self._choices[index]
         choice = {name: value for name, value in raw.items() if name not in _ENGINE_ONLY_CHOICE}
-        if self._window is not None and choice.get("logprobs") is not None:
-            choice["logprobs"] = None  # they spell out text that the window still holds back or has removed
+        if self._guard is not None and choice.get("logprobs") is not None:
+            choice["logprobs"] = None  # they spell out text that the guard still holds back or has removed
         if self._chat:
-            choice["delta"] = self._guarded_delta(index, state, dict(choice.get("delta") or {}))
+            choice["delta"] = await self._guarded_delta(index, state, dict(choice.get("delta") or {}))
         else:
-            choice["text"] = self._pass(index, state, "content", ("text", 0), choice.get("text") or "")
+            choice["text"] = await self._pass(index, state, "content", ("text", 0), choice.get("text") or "")
         reason = choice.get("finish_reason")
         if reason and not self.blocked:
-            self._flush(index, state, choice)
+            await self._flush(index, state, choice)
             state.finish_reason = CONTENT_FILTER if self.blocked else reason
         return choice
 
-    def _guarded_delta(self, index: int, state: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
+    async def _guarded_delta(self, index: int, state: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
         for name, value in delta.items():
             if self.blocked:
                 break
             if name == "tool_calls" and value:
-                delta[name] = [self._guarded_call(index, state, call) for call in value]
+                delta[name] = [await self._guarded_call(index, state, call) for call in value]
             elif name != "role" and isinstance(value, str) and value:
-                delta[name] = self._pass(index, state, _CHANNEL_OF.get(name, name), (name, 0), value)
+                delta[name] = await self._pass(index, state, name, (name, 0), value)
         return delta
 
-    def _guarded_call(self, index: int, state: _Choice, call: dict[str, Any]) -> dict[str, Any]:
+    async def _guarded_call(self, index: int, state: _Choice, call: dict[str, Any]) -> dict[str, Any]:
         function = dict(call.get("function") or {})
         number = call.get("index", 0)
         if function.get("name"):
             # A name comes whole: it is judged at once and never waits for more.
             channel = f"tool:{number}:name:{len(state.texts.get(f'tool:{number}:name', ()))}"
-            name = self._pass(index, state, channel, ("", 0), function["name"])
-            function["name"] = name + self._finish_channel(index, state, channel)
+            name = await self._pass(index, state, channel, ("", 0), function["name"])
+            function["name"] = name + await self._finish_channel(index, state, channel)
             state.texts.setdefault(f"tool:{number}:name", []).append(function["name"])
         if function.get("arguments"):
             place = ("tool_calls", number)
-            function["arguments"] = self._pass(index, state, f"tool:{number}", place, function["arguments"])
+            function["arguments"] = await self._pass(index, state, f"tool:{number}", place, function["arguments"])
         return {**call, "function": function}
 
-    def _pass(self, index: int, state: _Choice, channel: str, place: tuple[str, int], text: str) -> str:
+    async def _pass(self, index: int, state: _Choice, channel: str, place: tuple[str, int], text: str) -> str:
         if not text or self.blocked:
             return ""
-        if self._window is not None:
+        if self._guard is not None:
             state.open_fields.setdefault(channel, place)
             self._fed += len(text)
-            released = self._window.feed(f"{index}:{channel}", text)
+            released = await self._guard.feed(f"{index}:{channel}", text)
             self._blocked = released.blocked
             text = released.text
             self._released += len(text)
         state.texts.setdefault(channel, []).append(text)
         return text
 
-    def _finish_channel(self, index: int, state: _Choice, channel: str) -> str:
-        if self._window is None or self.blocked or state.open_fields.pop(channel, None) is None:
+    async def _finish_channel(self, index: int, state: _Choice, channel: str) -> str:
+        if self._guard is None or self.blocked or state.open_fields.pop(channel, None) is None:
             return ""
-        released = self._window.finish(f"{index}:{channel}")
+        released = await self._guard.finish(f"{index}:{channel}")
         self._blocked = released.blocked
         self._released += len(released.text)
         state.texts.setdefault(channel, []).append(released.text)
         return released.text
 
-    def _flush(self, index: int, state: _Choice, choice: dict[str, Any]) -> None:
-        """The choice ends: what its windows still hold leaves with the last frame, or is blocked."""
+    async def _flush(self, index: int, state: _Choice, choice: dict[str, Any]) -> None:
+        """The choice ends: what the guard still holds leaves with the last frame, or is blocked."""
         for channel, (name, number) in list(state.open_fields.items()):
-            rest = self._finish_channel(index, state, channel)
+            rest = await self._finish_channel(index, state, channel)
             if not rest:
                 continue
             if not self._chat:
@@ -230,7 +229,7 @@ class FrameBuilder:
 
     def _mark(self, completion: int) -> None:
         """Remember at which length of text this many tokens are out. A redaction makes it an estimate from below."""
-        if self._window is None:
+        if self._guard is None:
             self.delivered_tokens = completion
             return
         self._marks.append((self._fed, completion))

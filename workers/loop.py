@@ -74,6 +74,7 @@ class Worker:
                     task.cancel()
         finally:
             await self._ports.host.adapter.aclose()
+            await self._ports.validators.close()
         await self._withdraw()
 
     async def _work(self, stop: asyncio.Event) -> None:

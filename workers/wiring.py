@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from contracts.clock import Clock
 from fairqueue.queue import FairQueue, QueueBounds
+from safety.engines.pool import ValidatorPool
 from safety.published import PolicyStore
 from stores.objects import Objects
 from tenants.limits.buckets import Limits
@@ -56,6 +57,7 @@ def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Red
         queue=queue,
         limits=Limits(redis, clock=clock),
         policies=PolicyStore(redis),
+        validators=ValidatorPool(monotonic=clock.monotonic),
         host=host,
         publisher=publisher,
         attempts=AttemptLog(

@@ -114,7 +114,7 @@ class EngineChild:
                 self._ready.set()
                 self._on_change()
                 log.info("engine_ready", pid=pid, incarnation=self._incarnation)
-                await self._watch(keeper)
+                await self._watch(keeper, pid)
         finally:
             self._ready.clear()
             self._on_change()
@@ -172,8 +172,8 @@ class EngineChild:
             await asyncio.sleep(READY_POLL_SECONDS)
         return False
 
-    async def _watch(self, keeper: asyncio.subprocess.Process) -> None:
-        """Returns when the engine is dead or must be killed."""
+    async def _watch(self, keeper: asyncio.subprocess.Process, pid: int) -> None:
+        """Returns when the engine is dead; a silent one is killed at once, so that its requests learn it now."""
         ended = asyncio.ensure_future(keeper.wait())
         try:
             while True:
@@ -182,6 +182,8 @@ class EngineChild:
                     return
                 if await self._stalled():
                     log.error("engine_stalled", seconds=self._settings.stall_seconds)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
                     return
         finally:
             ended.cancel()

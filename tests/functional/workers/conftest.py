@@ -92,7 +92,15 @@ class Pool:
 
     async def until_released(self, request_id: str, frames: int = 1) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while len(await self.frames(request_id)) < frames:
+            while len(await self.frames(request_id)) < frames:  # noqa: ASYNC110 - another process makes it true
+                await asyncio.sleep(0.02)
+
+    async def until_state(self, request_id: str, state: JobState) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                status = await self.queue.status(request_id=request_id)
+                if status is not None and status.state is state:
+                    return
                 await asyncio.sleep(0.02)
 
     async def usage(self) -> list[dict[bytes, bytes]]:
@@ -155,10 +163,10 @@ def start(settings: WorkerSettings, redis: Redis) -> Start:
     """A worker in this process; leaving the block drains it."""
 
     @asynccontextmanager
-    async def started(**changes: Any) -> AsyncIterator[Worker]:
+    async def started(engine: EngineSettings | None = None, **changes: Any) -> AsyncIterator[Worker]:
         chosen = settings.model_copy(update=changes)
         stop = asyncio.Event()
-        worker = build_worker(settings=chosen, engine=EngineSettings(), redis=redis, clock=SystemClock())
+        worker = build_worker(settings=chosen, engine=engine or EngineSettings(), redis=redis, clock=SystemClock())
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run(stop))
             try:

@@ -41,11 +41,15 @@ class TestOneRequest:
         for frame in frames:
             assert frame["id"] == f"chatcmpl-{asked.request_id}"
             assert (frame["model"], frame["created"]) == (MODEL, 1_800_000_000)
-            assert "usage" not in frame and "prompt_token_ids" not in frame
+            assert "usage" not in frame
+            assert "prompt_token_ids" not in frame
             assert all("token_ids" not in choice for choice in frame["choices"])
 
-        assert final.outcome is Outcome.OK and final.finish_reason == "stop" and final.status == 200
-        assert final.counts.prompt > 0 and final.counts.completion > 0
+        assert final.outcome is Outcome.OK
+        assert final.finish_reason == "stop"
+        assert final.status == 200
+        assert final.counts.prompt > 0
+        assert final.counts.completion > 0
         assert final.cost_nano == cost(PRICE, final.counts).total_nano > 0
         assert final.timings.ttft_us >= asked.edge_us + final.timings.queue_us
         assert sum(final.timings.itl.values()) == final.counts.completion - 1 or final.timings.itl
@@ -56,7 +60,8 @@ class TestOneRequest:
         assert await pool.hold_state(asked.request_id) == "settled"
         assert await pool.unsettled() == []
         [line] = read_attempts(tmp_path / "attempts" / "w1.jsonl")
-        assert line["request_id"] == asked.request_id and line["counts"]["completion"] == final.counts.completion
+        assert line["request_id"] == asked.request_id
+        assert line["counts"]["completion"] == final.counts.completion
 
     async def test_asks_for_usage_null_in_frames_when_the_client_wants_usage(self, pool, start):
         asked = await pool.submit(ticket(chat("say: hi"), include_usage=True))
@@ -72,9 +77,11 @@ class TestOneRequest:
         frames = await pool.frames(asked.request_id)
         assert {frame["object"] for frame in frames} == {"text_completion"}
         assert frames[0]["id"] == f"cmpl-{asked.request_id}"
-        assert text_of(frames, 0) and text_of(frames, 1)
+        assert text_of(frames, 0)
+        assert text_of(frames, 1)
         assert finish_of(frames, 0) == finish_of(frames, 1) == ["length"]
-        assert final.counts.completion == 24 and final.finish_reason == "length"
+        assert final.counts.completion == 24
+        assert final.finish_reason == "length"
 
     async def test_uses_the_cache_of_its_own_tenant_only(self, pool, start):
         long = "say: " + "the river rises and falls, " * 12
@@ -83,7 +90,8 @@ class TestOneRequest:
             again = await pool.final((await pool.submit(ticket(chat(long)))).request_id)
             other = await pool.final((await pool.submit(ticket(chat(long), cache_salt="salt-of-mallory"))).request_id)
         assert first.counts.cached == 0
-        assert again.counts.cached > 0 and again.cost_nano < first.cost_nano
+        assert again.counts.cached > 0
+        assert again.cost_nano < first.cost_nano
         assert other.counts.cached == 0
 
     async def test_ends_with_the_engines_refusal(self, pool, start):
@@ -92,14 +100,16 @@ class TestOneRequest:
             final = await pool.final(asked.request_id)
         assert (final.outcome, final.status, final.error_code) == (Outcome.FAILED, 400, "invalid_value")
         assert "max_tokens" in final.error_message
-        assert final.cost_nano == 0 and final.counts.total == 0
+        assert final.cost_nano == 0
+        assert final.counts.total == 0
 
     async def test_does_not_generate_on_a_voided_hold(self, pool, start):
         asked = await pool.submit(ticket(chat("say: never")))
         assert await pool.limits.void(tenant_id=asked.tenant_id, request_id=asked.request_id, reason="test")
         async with start():
             final = await pool.final(asked.request_id)
-        assert final.outcome is Outcome.CANCELLED and final.counts.total == 0
+        assert final.outcome is Outcome.CANCELLED
+        assert final.counts.total == 0
         assert await pool.frames(asked.request_id) == []
 
 
@@ -125,7 +135,8 @@ class TestGuard:
         frames = await pool.frames(asked.request_id)
         assert text_of(frames) == "one green "
         assert finish_of(frames) == ["content_filter"]
-        assert final.outcome is Outcome.GUARDRAIL and final.finish_reason == "content_filter"
+        assert final.outcome is Outcome.GUARDRAIL
+        assert final.finish_reason == "content_filter"
         assert final.verdicts
 
     async def test_lets_everything_else_through_unchanged(self, pool, start):
@@ -156,10 +167,11 @@ class TestCancel:
             await pool.queue.cancel(request_id=asked.request_id, generation=None, reason="cancelled")
             final = await pool.final(asked.request_id)
             async with asyncio.timeout(10):
-                while (await worker._ports.host.adapter.stats()).kv_usage:
+                while (await worker._ports.host.adapter.stats()).kv_usage:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.02)
         frames = await pool.frames(asked.request_id)
-        assert final.outcome is Outcome.CANCELLED and final.status == 499
+        assert final.outcome is Outcome.CANCELLED
+        assert final.status == 499
         assert finish_of(frames) == []
         assert 0 < final.counts.completion < 2_000
         assert final.cost_nano == cost(PRICE, final.counts).total_nano
@@ -174,7 +186,8 @@ class TestRegistration:
             beat = orjson.loads(await redis.get("w:workers:w1"))
             card = decode(ModelCard, await redis.hget("w:models", MODEL))
             assert 0 < await redis.pttl("w:workers:w1") <= 10_000
-        assert beat["pool"] == card.pool == "toy" and beat["worker_id"] == "w1"
+        assert beat["pool"] == card.pool == "toy"
+        assert beat["worker_id"] == "w1"
         assert (card.engine, card.block_tokens, card.context_tokens) == ("simulated", 16, 4096)
         assert (card.layers, card.heads, card.kv_heads, card.head_size, card.dtype) == (2, 4, 2, 16, "bfloat16")
         assert await redis.get("w:workers:w1") is None
