@@ -5,6 +5,7 @@
    "config": {"kinds": ["card"], "replacement": "[card]"}}]}
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -55,12 +56,55 @@ class PiiConfig(_Config):
     kinds: list[str] = Field(default_factory=list, max_length=100)
 
 
+class NoArguments(_Strict):
+    pass
+
+
+class RegexMatchArguments(_Strict):
+    """A text passes when it matches. Python's `re`, not RE2: a pattern that takes too long meets the deadline."""
+
+    regex: str = Field(min_length=1, max_length=PATTERN_CHARS_MAX)
+    match_type: Literal["fullmatch", "search"] = "fullmatch"
+
+    @field_validator("regex")
+    @classmethod
+    def _compiles(cls, regex: str) -> str:
+        try:
+            re.compile(regex)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return regex
+
+
+class ValidLengthArguments(_Strict):
+    min: int | None = Field(default=None, ge=0)
+    max: int | None = Field(default=None, ge=1)
+
+
+_ARGUMENTS: dict[str, type[_Strict]] = {
+    "regex_match": RegexMatchArguments,
+    "secrets_present": NoArguments,
+    "valid_length": ValidLengthArguments,
+    "web_sanitization": NoArguments,
+}
+
+
 class GuardrailsConfig(_Config):
-    """`deadline_ms` bounds one validation; the pool caps it."""
+    """`deadline_ms` bounds one validation."""
 
     validator: Literal["regex_match", "secrets_present", "valid_length", "web_sanitization"]
-    arguments: dict[str, str | int | bool | None] = Field(default_factory=dict, max_length=10)
+    arguments: dict[str, Any] = Field(default_factory=dict, max_length=10)
     deadline_ms: int = Field(default=1_000, ge=10, le=10_000)
+
+    @model_validator(mode="after")
+    def _arguments_fit(self) -> "GuardrailsConfig":
+        try:
+            _ARGUMENTS[self.validator].model_validate(self.arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"arguments.{where}: {first['msg'].removeprefix('Value error, ')}") from error
+        return self
 
 
 class _Rule(_Strict):

@@ -19,6 +19,9 @@ def pack(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+READY = pack({"ready": True})  # a process's first message
+
+
 def unpack(body: bytes) -> dict[str, Any]:
     """Raises FrameError."""
     try:

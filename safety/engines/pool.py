@@ -1,17 +1,20 @@
 """Step 4, GUARDRAIL: guardrails-ai validators in processes of their own. Called by `guard` and `stream`.
 
 Invariants:
-- A call ends within its deadline (after the wait for a process, which has a bound of its own); a process that is late
-  is killed, never waited for, and its answer is never used for another call.
+- A call ends within its deadline (after the wait for a free and ready process, which has bounds of its own); a process
+  that is late is killed and started anew at once, and its answer is never used for another call.
+- A breaker belongs to one validator with its arguments: what one tenant wrote never shuts out another's rule.
 - The outcome says what happened: only RAN means that the validator judged the whole text.
 - Nothing is started until a policy asks for a validator. A process inherits no variable of ours, hence no secret.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +27,13 @@ from safety.verdicts import RuleState
 from stores.system import SystemClock
 
 TEXT_CHARS_MAX = 1_000_000
-START_SECONDS_MAX = 60.0
-WAIT_SECONDS_MAX = 5.0
+START_SECONDS_MAX = 90.0  # a process that is not ready by then is started anew
+READY_SECONDS_MAX = 15.0  # how long one call waits for a process that is starting: usually three seconds
+WAIT_SECONDS_MAX = 5.0  # how long one call waits for a process that is busy
 FAILURES_MAX = 5
 REST_SECONDS = 30.0
+BREAKERS_MAX = 1_024
+_log = logging.getLogger(__name__)
 _RC = "id=\ntoken=\nenable_metrics=false\nuse_remote_inferencing=false\n"
 
 
@@ -62,13 +68,13 @@ class ValidatorPool:
         self._waiting = 0
         self._queue_max = queue_max
         self._monotonic = monotonic or SystemClock().monotonic
-        self._breakers: dict[str, Breaker] = {}
+        self._breakers: OrderedDict[tuple[str, str], Breaker] = OrderedDict()
         self.refused_lookups = 0
 
     async def validate(self, call: ValidatorCall, text: str) -> Validation:
         """Judge a whole text. Never raises for what a validator does: the state tells."""
         began = self._monotonic()
-        breaker = self._breakers.setdefault(call.validator, Breaker(FAILURES_MAX, REST_SECONDS))
+        breaker = self._breaker(call)
         if len(text) > TEXT_CHARS_MAX or self._waiting >= self._queue_max or not breaker.admits(now=began):
             return self._outcome(began, RuleState.REFUSED)
         self._waiting += 1
@@ -87,15 +93,16 @@ class ValidatorPool:
             self._free.release()
         if result.state is RuleState.RAN:
             breaker.succeeded()
-        else:
+        elif result.state is not RuleState.REFUSED:
             breaker.failed(now=self._monotonic())
         return result
 
     async def warm(self) -> None:
-        """Start the processes now. Raises TimeoutError, OSError or FrameError when one cannot start."""
-        async with asyncio.TaskGroup() as tasks:
-            for process in self._all:
-                tasks.create_task(process.start())
+        """Start the processes now and wait until they are ready. Raises TimeoutError, OSError when one cannot start."""
+        for process in self._all:
+            await process.start(now=self._monotonic())
+        for process in self._all:
+            await process.ready(wait_s=START_SECONDS_MAX)
 
     async def close(self) -> None:
         """End the processes."""
@@ -109,11 +116,19 @@ class ValidatorPool:
 
     async def _ask(self, process: "_Process", call: ValidatorCall, text: str, began: float) -> Validation:
         try:
-            await process.start()
+            await process.start(now=self._monotonic())
+            await process.ready(wait_s=READY_SECONDS_MAX)
+        except TimeoutError:  # it goes on starting for the next call
+            return self._outcome(began, RuleState.REFUSED)
+        except OSError:
+            return self._outcome(began, RuleState.FAILED)
+        try:
             answer = await process.ask(call, text)
         except TimeoutError:
+            await self._renew(process)
             return self._outcome(began, RuleState.TIMED_OUT)
-        except OSError:  # FrameError among them: the process died or cannot be started
+        except OSError:  # FrameError among them: the process died
+            await self._renew(process)
             return self._outcome(began, RuleState.FAILED)
         self.refused_lookups += int(answer.get("refused", 0)) - process.refused
         process.refused = int(answer.get("refused", 0))
@@ -123,6 +138,20 @@ class ValidatorPool:
         return self._outcome(
             began, RuleState.RAN, passed=answer.get("passed") is True, fixed=fixed if isinstance(fixed, str) else None
         )
+
+    async def _renew(self, process: "_Process") -> None:
+        """Start a killed process now, so that the next call finds it ready."""
+        try:
+            await process.start(now=self._monotonic())
+        except OSError as error:
+            _log.warning("a validator process cannot be started (%s); the next call tries again", type(error).__name__)
+
+    def _breaker(self, call: ValidatorCall) -> Breaker:
+        breaker = self._breakers.setdefault((call.validator, call.arguments), Breaker(FAILURES_MAX, REST_SECONDS))
+        self._breakers.move_to_end((call.validator, call.arguments))
+        while len(self._breakers) > BREAKERS_MAX:
+            self._breakers.popitem(last=False)
+        return breaker
 
     def _outcome(self, began: float, state: RuleState, *, passed: bool = False, fixed: str | None = None) -> Validation:
         spent = round((self._monotonic() - began) * 1_000_000)
@@ -136,46 +165,62 @@ class _Process:
         self._command = command
         self._child: asyncio.subprocess.Process | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
-        self._starting = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        self._is_ready = False
+        self._started_at = 0.0
         self.refused = 0
 
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None and self._child.returncode is None else None
 
-    async def start(self) -> None:
-        """Run, if it does not. Raises TimeoutError, OSError."""
-        async with self._starting:
-            if self.pid is None:
+    async def start(self, *, now: float) -> None:
+        """Have a child, ready or on its way. Raises OSError."""
+        async with self._changing:
+            late = not self._is_ready and now - self._started_at > START_SECONDS_MAX
+            if self.pid is None or late:
                 await self.kill()
                 await self._spawn()
+                self._started_at = now
 
     async def _spawn(self) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="weir-validators-", ignore_cleanup_errors=True)
         home = Path(self._home.name)
         await asyncio.to_thread((home / ".guardrailsrc").write_text, _RC, encoding="utf-8")
-        try:
-            async with asyncio.timeout(START_SECONDS_MAX):
-                self._child = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    env=_environment(home),
-                    cwd=home,
-                    start_new_session=True,  # a Ctrl-C for us is ours to pass on
-                )
-                assert self._child.stdout is not None
-                ready = await frames.read(self._child.stdout)
-                self.refused = int(ready.get("refused", 0))
-        except BaseException:
-            await self.kill()
-            raise
+        self._child = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(home),
+            cwd=home,
+            start_new_session=True,  # a Ctrl-C for us is ours to pass on
+        )
+
+    async def ready(self, *, wait_s: float) -> None:
+        """Wait until the child has its validators; it goes on when we give up. Raises TimeoutError, OSError."""
+        async with self._changing:
+            child = self._child
+            if self._is_ready or child is None or child.stdout is None:
+                return
+            try:
+                async with asyncio.timeout(wait_s):
+                    # One read, so that giving up loses nothing of it.
+                    hello = await child.stdout.readexactly(len(frames.READY))
+            except asyncio.IncompleteReadError as error:
+                await self.kill()
+                raise frames.FrameError("the process ended while it started") from error
+            if hello != frames.READY:
+                await self.kill()
+                raise frames.FrameError("not a validator process")
+            self._is_ready = True
+            self.refused = 0
 
     async def ask(self, call: ValidatorCall, text: str) -> dict[str, Any]:
         """One request, one answer. Raises TimeoutError, OSError; then, and when cancelled, the child is killed."""
         child = self._child
-        assert child is not None
+        if child is None:
+            raise frames.FrameError("there is no process")
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -188,6 +233,7 @@ class _Process:
             raise
 
     async def kill(self) -> None:
+        self._is_ready = False
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):

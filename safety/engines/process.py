@@ -47,7 +47,8 @@ def main() -> None:
         sink.write(frames.pack(message))
         sink.flush()
 
-    answer({"ready": True, "refused": gate.refused})
+    sink.write(frames.READY)
+    sink.flush()
     while (request := frames.read_blocking(source)) is not None:
         try:
             result = judge(**request)

@@ -43,6 +43,14 @@ class TestCompile:
             (document(rule(kind="secrets", config={"formats": ["aws"]})), "rules[0].config.formats"),
             (document(rule(kind="ban_list", config={"words": []})), "rules[0].config.words"),
             (document(rule(kind="guardrails_ai", config={"validator": "os"})), "rules[0].config.validator"),
+            (
+                document(rule(kind="guardrails_ai", config={"validator": "valid_length", "arguments": {"mx": 1}})),
+                "rules[0].config",
+            ),
+            (
+                document(rule(kind="guardrails_ai", config={"validator": "regex_match", "arguments": {"regex": "("}})),
+                "rules[0].config",
+            ),
             (document(*[rule(name=f"r{n}") for n in range(51)]), "rules"),
             ({"id": "p", "version": 0, "rules": []}, "version"),
             ({"version": 1, "rules": []}, "id"),
