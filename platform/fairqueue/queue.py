@@ -82,8 +82,8 @@ class FairQueue:
         """Queue a ticket, or attach `mailbox` (a pub/sub channel) to a request that is already known.
 
         Times are in the pool's milliseconds. `queued_max` 0 blocks the tenant. Raises QueueFull (says which bound,
-        with the time after which a place is likely free) and DeadlinePassed (past the deadline, or a tombstone);
-        after either, the request can never be queued: the caller voids its hold.
+        with the time after which a place is likely free; none for a blocked tenant) and DeadlinePassed (past the
+        deadline, or a tombstone); after either, the request can never be queued: the caller voids its hold.
         """
         need = policy.kv_need(prompt_tokens=ticket.prompt_tokens, max_tokens=ticket.max_tokens, choices=ticket.choices)
         reply = await self._run(

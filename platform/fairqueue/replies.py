@@ -43,7 +43,9 @@ def enqueued(reply: list[Any]) -> Enqueued:
         return Enqueued(position=reply[1], generation=reply[2], already=bool(reply[3]))
     if kind == "full":
         bound = reply[1].decode()
-        retry = policy.retry_after_ms(window=_window(reply[2:7]), tenants_waiting=reply[7], bound=bound)
+        retry = None  # a tenant that may not queue gains nothing by coming again
+        if bound != "blocked":
+            retry = policy.retry_after_ms(window=_window(reply[2:7]), tenants_waiting=reply[7], bound=bound)
         raise QueueFull(_FULL_TEXT[bound], retry_after_ms=retry)
     raise DeadlinePassed("The request came to the queue after its deadline, or after it was cancelled.")
 
