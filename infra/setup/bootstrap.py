@@ -85,7 +85,7 @@ def ensure(environment: Environment) -> None:
     with _alone(environment):
         if environment.is_made():  # another clone made it while we waited
             return
-        _check_disk(environment)
+        check_disk(environment)
         uv = _ensure_uv()
         with _step(f"{environment.title}: {_count(environment.lock)} packages") as done:
             _install(uv, environment)
@@ -114,8 +114,8 @@ def _ensure_uv() -> Path:
     if (place / STAMP).exists() and uv.exists():
         return uv
     with _step("uv, the installer") as done:
-        _run([sys.executable, "-m", "venv", "--clear", str(place)], log="uv")
-        _run(
+        run([sys.executable, "-m", "venv", "--clear", str(place)], log="uv")
+        run(
             [
                 *(str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"),
                 *("--require-hashes", "--disable-pip-version-check", "-r", str(lock)),
@@ -132,16 +132,16 @@ def _install(uv: Path, environment: Environment) -> None:
     env = {**os.environ, **settings, "UV_PYTHON_DOWNLOADS": "never", "VIRTUAL_ENV": str(environment.directory)}
     if not environment.python.exists():
         shutil.rmtree(environment.directory, ignore_errors=True)
-        _run([str(uv), "venv", "--python", sys.executable, str(environment.directory)], log="venv", env=env)
+        run([str(uv), "venv", "--python", sys.executable, str(environment.directory)], log="venv", env=env)
     sync = [str(uv), "pip", "sync", "--require-hashes", "--python", str(environment.python), str(environment.lock)]
     if _needs_torch_index(environment.lock, settings.get("UV_FIND_LINKS", "")):
         sync += ["--torch-backend", "cpu"]
     try:
-        _run(sync, log="install", env=env)
+        run(sync, log="install", env=env)
     except NoNetwork:
         # Everything may be in uv's cache from another clone: then no network is needed at all.
         try:
-            _run([*sync, "--offline"], log="install", env=env)
+            run([*sync, "--offline"], log="install", env=env)
         except SetupFailed as offline:
             what = f"the packages of the {environment.title} are not cached here and no registry answers"
             message = f"{what}: check the network, or pip's index-url and cert settings, and run it again"
@@ -160,7 +160,7 @@ def remake_locks() -> None:
     jobs = {"uv": ["requirements/uv.in"], "control": [*extras, "pyproject.toml"], "engine": engine}
     for name, arguments in jobs.items():
         command = [str(uv), "pip", "compile", "--upgrade", *common, *arguments, "-o", f"requirements/{name}.txt"]
-        _run(command, log="lock", env={**os.environ, **settings}, directory=ROOT)
+        run(command, log="lock", env={**os.environ, **settings}, directory=ROOT)
         print(f"  ✓ requirements/{name}.txt: {_count(REQUIREMENTS / f'{name}.txt')} packages", file=sys.stderr)
 
 
@@ -236,7 +236,8 @@ _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
 )
 
 
-def _run(command: list[str], *, log: str, env: dict[str, str] | None = None, directory: Path | None = None) -> None:
+def run(command: list[str], *, log: str, env: dict[str, str] | None = None, directory: Path | None = None) -> None:
+    """Runs a program quietly. Raises SetupFailed, NoNetwork with one sentence when it fails."""
     done = subprocess.run(
         command, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -265,7 +266,8 @@ def _alone(environment: Environment) -> Iterator[None]:
         yield
 
 
-def _check_disk(environment: Environment) -> None:
+def check_disk(environment: Environment) -> None:
+    """Raises SetupFailed where too little space is free."""
     free = shutil.disk_usage(environment.directory.parent).free
     if free < environment.disk_bytes:
         message = (

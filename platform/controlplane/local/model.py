@@ -67,7 +67,7 @@ def find_damage(*, directory: Path, committed: Path) -> str | None:
         except FileNotFoundError:
             return f"{name} is missing"
         now[name] = [status.st_size, status.st_mtime_ns, digest]
-        if seen.get(name) != now[name] and _sha256(path) != digest:
+        if seen.get(name) != now[name] and sha256_of(path=path) != digest:
             return f"{name} has another hash"
     if seen != now:
         record.write_text(json.dumps(now))
@@ -90,6 +90,7 @@ def _convert(*, root: Path, python: Path, directory: Path) -> None:
         raise ModelFailed(message)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(*, path: Path) -> str:
+    """Hex digest of a file."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -23,6 +23,7 @@ import os, signal, socket, sys
 path = sys.argv[1]
 if os.path.exists(path): os.unlink(path)
 door = socket.socket(socket.AF_UNIX); door.bind(path); door.listen(8)
+tcp = socket.create_server(("127.0.0.1", int(sys.argv[2]))) if len(sys.argv) > 2 else None
 def stop(*_):
     print("stopped in order", flush=True); os._exit(0)
 signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,96 @@
+"""Which processes are planned, and what they are told. Nothing is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.local.paths import Layout
+from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan
+from controlplane.local.secrets_file import load_or_make
+
+ROOT = Path(__file__).resolve().parents[3]
+ELSEWHERE = {
+    "DATABASE_URL": "postgresql://u:p@db:5432/weir",
+    "REDIS_URL": "redis://cache:6379/0",
+    "S3_URL": "https://key:secret@objects/weir",
+}
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(root=ROOT, state=tmp_path / "w")
+    made.make()
+    return made
+
+
+def plan(layout: Layout, settings: dict[str, str], engine: str = "simulated") -> Plan:
+    return make_plan(
+        layout=layout, settings=settings, secrets=load_or_make(layout=layout), engine=engine, engine_python=None
+    )
+
+
+class TestEngine:
+    def test_is_vllm_unless_something_else_is_asked_for(self) -> None:
+        assert choose_engine(settings={}) == "vllm"
+        assert choose_engine(settings={"ENGINE": "simulated"}) == "simulated"
+
+    def test_is_elsewhere_when_its_url_is_given(self) -> None:
+        assert choose_engine(settings={"ENGINE_URL": "http://gpu:8000", "ENGINE": "simulated"}) == "openai"
+
+    def test_must_be_known(self) -> None:
+        with pytest.raises(PlanFailed, match="ENGINE=tgi is not known"):
+            choose_engine(settings={"ENGINE": "tgi"})
+
+
+class TestPlan:
+    def test_starts_no_store_whose_url_is_given(self, layout: Layout) -> None:
+        made = plan(layout, ELSEWHERE)
+        assert {spec.role for spec in made.specs} == {
+            *("job", "worker", "meter", "settler", "gateway", "celery", "beat"),
+        }
+        assert {name: made.env[name] for name in ELSEWHERE} == ELSEWHERE
+
+    def test_starts_every_store_whose_url_is_not(self, layout: Layout) -> None:
+        given = {"DATABASE_URL": ELSEWHERE["DATABASE_URL"]}
+        roles = {spec.role for spec in plan(layout, given).specs}
+        assert {"valkey", "s3"} < roles
+        assert "postgres" not in roles
+
+    def test_keeps_its_ports(self, layout: Layout) -> None:
+        given = {"DATABASE_URL": ELSEWHERE["DATABASE_URL"]}
+        first, second = (
+            {spec.name: spec.port for spec in plan(layout, given).specs if spec.name != "gateway"} for _ in range(2)
+        )
+        assert first == second
+
+    def test_waits_only_for_what_it_starts(self, layout: Layout) -> None:
+        made = plan(layout, ELSEWHERE)
+        names = {spec.name for spec in made.specs}
+        assert all(set(spec.after) <= names for spec in made.specs)
+
+    def test_stops_the_door_first_and_stores_last(self, layout: Layout) -> None:
+        given = {"DATABASE_URL": ELSEWHERE["DATABASE_URL"]}
+        waves = {spec.role: spec.wave for spec in plan(layout, given).specs}
+        assert waves["gateway"] > waves["worker"] > waves["meter"] > waves["valkey"]
+
+    def test_tells_every_process_of_the_platform_the_same(self, layout: Layout) -> None:
+        made = plan(layout, ELSEWHERE)
+        assert all(spec.env == made.env for spec in made.specs)
+        assert made.env["WEIR_HOME"] == str(layout.home)
+        assert made.env["WEIR_ENGINE"] == "simulated"
+        assert made.env["CLICKHOUSE_URL"].startswith("chdb+unix:///")
+
+    def test_takes_a_secret_that_is_given(self, layout: Layout) -> None:
+        assert plan(layout, {**ELSEWHERE, "WEIR_SECRET": "s" * 40}).env["WEIR_SECRET"] == "s" * 40
+
+    def test_refuses_a_port_that_is_none(self, layout: Layout) -> None:
+        with pytest.raises(PlanFailed, match="PORT=http"):
+            plan(layout, {**ELSEWHERE, "PORT": "http"})
+
+    def test_has_one_door_to_the_engine_elsewhere(self, layout: Layout) -> None:
+        made = plan(layout, {**ELSEWHERE, "ENGINE_URL": "http://gpu:8000"}, engine="openai")
+        worker = next(spec for spec in made.specs if spec.role == "worker")
+        assert worker.reports == ()
+        assert made.env["ENGINE_URL"] == "http://gpu:8000"
