@@ -81,7 +81,7 @@ def read_latency(reader: Reader, *, tenant_id: str, model: str, start_ms: int, e
     return LatencyPercentiles(
         requests=row["requests"],
         output_tokens=row["output_tokens"],
-        ttft=_percentiles([value if measured else None for value in row["ttft_us"]]),
+        ttft=_percentiles([value if measured else None for value in row["ttft_quantiles_us"]]),
         itl=_percentiles([percentile_us(row["itl"], fraction) for fraction in _FRACTIONS]),
     )
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from django.db import Error as DatabaseError
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 from billing.customers import known_tenants
 from billing.ledger.entries import PostReport, UsageLine, post_usage
@@ -65,6 +65,13 @@ class LedgerPosting:
         buried = {(poison.entry.pool, poison.entry.entry_id) for poison in poisons}
         await self._streams.ack([entry for entry in entries if (entry.pool, entry.entry_id) not in buried])
         self.posted += report.posted
+
+    async def close(self) -> None:
+        """Give back the database connection."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(POST_SECONDS):
+            await loop.run_in_executor(self._thread, connections.close_all)
+        self._thread.shutdown(wait=False)
 
     async def _post(self, lines: Sequence[UsageLine]) -> tuple[set[uuid.UUID], PostReport]:
         loop = asyncio.get_running_loop()

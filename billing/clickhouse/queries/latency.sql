@@ -1,7 +1,7 @@
 SELECT
     count() AS requests,
     sum(completion_tokens) AS output_tokens,
-    quantilesTDigestIf(0.5, 0.9, 0.99)(ttft_us, ttft_us > 0) AS ttft_us,
+    quantilesTDigestIf(0.5, 0.9, 0.99)(ttft_us, ttft_us > 0) AS ttft_quantiles_us,
     countIf(ttft_us > 0) AS ttft_count,
     sumMap(itl) AS itl
 FROM inference_requests_audit FINAL

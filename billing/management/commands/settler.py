@@ -57,5 +57,6 @@ async def _run(*, name: str) -> None:
             tasks.create_task(consumer.run(stop=stop))
             tasks.create_task(report_health(stop=stop, line=line))
     finally:
+        await posting.close()
         await redis.aclose()
     log.info("settler %s has stopped", name)

@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -11,13 +10,13 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.clickhouse.migrate import Topology, migrate
-from billing.metering.streams import GROUPS
 from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.wire import encode
 from fairqueue.keys import PoolKeys
 from stores.clickhouse_chdb import ChdbOwner
+from tenants.models import Plan, Tenant
 
 PRICE = PriceCard(card_id="in+cached+out", currency="USD", input_nano=250, cached_nano=25, output_nano=2_000)
 ADMITTED_MS = 1_800_000_000_000
@@ -124,15 +123,10 @@ async def usage(redis: Redis) -> UsageWriter:
     return writer
 
 
-@pytest.fixture(scope="session")
-def chdb_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("clickhouse")
-
-
 @pytest.fixture(scope="module")
-def owner(chdb_directory: Path) -> Iterator[ChdbOwner]:
-    """chDB holds one directory in the life of a process at a time; each module opens and closes it."""
-    opened = ChdbOwner(directory=chdb_directory)
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbOwner]:
+    """chDB holds one directory of a process at a time; each module opens and closes its own."""
+    opened = ChdbOwner(directory=tmp_path_factory.mktemp("clickhouse"))
     migrate(clickhouse=opened, topology=Topology(), pause=_never)
     yield opened
     opened.close()
@@ -146,8 +140,13 @@ def clickhouse(owner: ChdbOwner) -> ChdbOwner:
 
 
 @pytest.fixture
-def groups() -> frozenset[str]:
-    return GROUPS
+def tenants(db: None) -> dict[str, Tenant]:
+    """acme pays in dollars, basic in euros."""
+    plan = Plan.objects.create(name="plan")
+    return {
+        name: Tenant.objects.create(name=name, plan=plan, currency=currency)
+        for name, currency in (("acme", "USD"), ("basic", "EUR"))
+    }
 
 
 @pytest.fixture
@@ -162,3 +161,8 @@ def fields_of() -> Callable[..., dict[Any, Any]]:
 
 def _never(seconds: float) -> None:
     raise AssertionError(f"nobody else migrates here, yet the lock makes us wait {seconds} s")
+
+
+@pytest.fixture
+def ticket_of() -> Callable[..., Ticket]:
+    return make_ticket
