@@ -32,13 +32,15 @@ from contracts.tenancy import TenantContext
 from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
-from gateway.drafts import Draft, content_of, output_tokens
+from gateway.drafts import Draft, content_of, output_tokens, refuse_hopeless
 from gateway.edge.schema import Asked, check_vocabulary
 from gateway.prompts import PromptContent
 from gateway.services import GatewayServices
 from gateway.stream.mailbox import Inbox
 from gateway.tokenizer import PromptTokenizer, TemplateRefused
-from safety.guard import check_prompt_with
+from safety.guard import PromptVerdict, check_prompt, check_prompt_with
+from safety.policy import CompiledPolicy
+from safety.verdicts import Stage
 from stores.secrets import cache_salt
 from stores.system import mint_request_id
 from tenants.limits.holds import EpochUnknown, Headroom, HoldExisting, HoldGranted, HoldState, Idempotency
@@ -46,6 +48,7 @@ from tenants.limits.holds import EpochUnknown, Headroom, HoldExisting, HoldGrant
 log = logging.getLogger("weir.gateway.admission")
 
 STORE_SECONDS = 5.0
+GUARD_OFF_LOOP_CHARACTERS = 16_384
 VOID_SECONDS = 2.0
 
 
@@ -131,6 +134,7 @@ class Admission:
             price = await self._services.prices.card(tenant_id=context.tenant_id, model=served.card.model)
         if price is None:
             raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
+        refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
         content = content_of(asked, served.tokenizer)
         prompt_tokens = await count_tokens(served.tokenizer, content, endpoint=asked.endpoint)
@@ -192,9 +196,7 @@ class Admission:
         begun = clock.monotonic()
         async with self._answers_in_time():
             policy = await self._services.policies.get(draft.context.policy)
-        verdict = await check_prompt_with(
-            policy, draft.content.texts(), pool=self._services.validators, monotonic=clock.monotonic
-        )
+        verdict = await self._verdict(policy, draft.content.texts())
         spent_us = int((clock.monotonic() - begun) * 1_000_000)
         if verdict.blocked:
             raise PromptBlocked("The prompt was refused by a guardrail policy.")
@@ -204,6 +206,13 @@ class Admission:
         content = draft.content.with_texts(verdict.redacted_texts)
         tokens = await count_tokens(draft.tokenizer, content, endpoint=draft.asked.endpoint)
         return replace(guarded, content=content, prompt_tokens=tokens)
+
+    async def _verdict(self, policy: CompiledPolicy, texts: tuple[str, ...]) -> PromptVerdict:
+        """Long texts are read in a thread, so that no stream waits for them, unless a rule needs the validators."""
+        monotonic = self._services.clock.monotonic
+        if sum(map(len, texts)) > GUARD_OFF_LOOP_CHARACTERS and not policy.buffered(Stage.PROMPT):
+            return await asyncio.to_thread(check_prompt, policy, texts, monotonic=monotonic)
+        return await check_prompt_with(policy, texts, pool=self._services.validators, monotonic=monotonic)
 
     async def _enqueue(self, draft: Draft, hold: HoldGranted, held: _Held) -> Admitted:
         """Step 5, QUEUE. Raises QueueFull, DeadlinePassed, Unavailable."""
@@ -259,11 +268,13 @@ class Admission:
             async with self._answers_in_time():
                 status = await queue.status(request_id=ticket.request_id)
             if status is not None:
-                ticket = status.ticket
+                ticket, deadline_ms = status.ticket, 1  # its body stays in the pool: attach, never queue it anew
                 await self._require_log(queue, status)
             elif hold.state is HoldState.SETTLED:
                 raise _no_longer_kept(ticket.request_id)
-            deadline_ms = self._services.clock.now_ms() + int(self._services.settings.hold_enqueue_seconds * 1000)
+            else:
+                wait_ms = int(self._services.settings.hold_enqueue_seconds * 1000)
+                deadline_ms = self._services.clock.now_ms() + wait_ms
             async with self._answers_in_time():
                 enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=deadline_ms)
         except DeadlinePassed as error:

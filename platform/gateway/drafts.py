@@ -17,7 +17,7 @@ from contracts.tenancy import TenantContext
 from gateway.edge.messages import flatten
 from gateway.edge.schema import Asked
 from gateway.prompts import PromptContent
-from gateway.tokenizer import PromptTokenizer
+from gateway.tokenizer import PromptTokenizer, characters_of
 from tenants.limits.holds import HoldRequest, Idempotency
 
 
@@ -118,6 +118,21 @@ def content_of(asked: Asked, tokenizer: PromptTokenizer) -> PromptContent:
         text=tokenizer.decode(token_ids) if token_ids else str(asked.prompt or ""),
         token_ids=token_ids,
     )
+
+
+def refuse_hopeless(asked: Asked, tokenizer: PromptTokenizer, *, context_tokens: int) -> None:
+    """Refuses a prompt that cannot fit whatever its tokens are, before any work is spent on it."""
+    if isinstance(asked.prompt, list):
+        fits = len(asked.prompt) < context_tokens
+    else:
+        characters = len(asked.prompt) + characters_of(asked.messages)
+        fits = characters < context_tokens * tokenizer.longest_token
+    if not fits:
+        raise InvalidRequest(
+            f"the prompt is longer than the model's context of {context_tokens} tokens",
+            param="messages" if asked.endpoint is Endpoint.CHAT else "prompt",
+            code="context_length_exceeded",
+        )
 
 
 def output_tokens(asked: Asked, context: TenantContext, *, context_tokens: int, prompt_tokens: int) -> int:

@@ -42,6 +42,7 @@ class PromptTokenizer:
     special: dict[str, str]
     parts_as_text: bool
     sha256: str
+    longest_token: int  # characters; a text of more than `context x longest_token` cannot fit, and is never tokenised
 
     @classmethod
     def load(cls, folder: Path) -> "PromptTokenizer":
@@ -62,6 +63,7 @@ class PromptTokenizer:
             special=_special_tokens(settings),
             parts_as_text=source is None or not _loops_over_content(source),
             sha256=hashlib.sha256(data).hexdigest(),
+            longest_token=max(map(len, tokenizer.get_vocab(with_added_tokens=True))),
         )
 
     @property
@@ -87,7 +89,7 @@ class PromptTokenizer:
 
     async def count_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> int:
         """Tokens of a chat as the engine will see it. Raises TemplateRefused."""
-        if sum(_characters(message) for message in messages) <= OFF_LOOP_CHARACTERS:
+        if characters_of(messages) <= OFF_LOOP_CHARACTERS:
             return self._count(self.render(messages, tools), special=False)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(_THREADS, lambda: self._count(self.render(messages, tools), special=False))
@@ -105,7 +107,12 @@ class PromptTokenizer:
         return text
 
     def _count(self, text: str, *, special: bool) -> int:
-        return len(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+        return len(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0])
+
+
+def characters_of(messages: Sequence[dict[str, Any]]) -> int:
+    """Characters of all contents."""
+    return sum(_characters(message) for message in messages)
 
 
 def _characters(message: dict[str, Any]) -> int:

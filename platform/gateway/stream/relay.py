@@ -15,10 +15,11 @@ from redis.exceptions import RedisError
 from contracts.errors import SlowReader, WorkerLost
 from fairqueue.messages import Ended, Final, LogSlice, Released
 from fairqueue.queue import FairQueue
-from gateway.stream.mailbox import Inbox, Signal
+from gateway.stream.mailbox import Entry, Inbox, Signal
 
 LOG_PAGE_FRAMES = 512
 COMPARED_FRAMES = 16
+LOOK_BEATS = 3
 LOG_READ_SECONDS = 6.0
 
 
@@ -50,6 +51,8 @@ class Relay:
         self._sent = after_seq
         self._last: deque[bytes] = deque(maxlen=COMPARED_FRAMES)
         self._epochs: set[str] = set()
+        self._behind = False
+        self._silent = 0
         self.epoch = ""
         self.final: Final | None = None
 
@@ -59,39 +62,37 @@ class Relay:
         `from_log` reads what the log holds first (a resume or a repeated request). Raises StreamDiverged, SlowReader,
         ClientLost, WorkerLost.
         """
-        if from_log:
-            async for batch in self._catch_up():
-                yield batch
-        silent = 0
-        while self.final is None:
+        self._behind = from_log
+        while True:
+            if self._behind:
+                self._behind = False
+                async for batch in self._catch_up():
+                    yield batch
+            if self.final is not None:
+                return
             entry = await self._inbox.get(seconds=beat_seconds)
-            if entry is None:
-                silent += 1
-                yield None
-                if silent % 3 == 0:  # a message may have been lost without a trace: look, seldom
-                    async for batch in self._catch_up():
-                        yield batch
-                continue
-            silent = 0
-            async for batch in self._take(entry):
-                yield batch
+            fresh = self._take(entry)
+            if fresh is not None or entry is None:
+                yield fresh
 
-    async def _take(self, entry: Released | Ended | Signal) -> AsyncIterator[Batch]:
-        if entry is Signal.GONE:
+    def _take(self, entry: Entry | None) -> Batch | None:
+        """What an entry adds. What it cannot tell leaves `_behind` set: then the log is read."""
+        self._silent = self._silent + 1 if entry is None else 0
+        if entry is None:
+            self._behind = self._silent % LOOK_BEATS == 0  # a message may be lost without a trace: look, seldom
+        elif entry is Signal.GONE:
             raise ClientLost
-        if entry is Signal.OVERFLOW:
+        elif entry is Signal.OVERFLOW:
             raise SlowReader("the client reads more slowly than the answer is made")
-        if isinstance(entry, Released) and self._continues(entry):
+        elif isinstance(entry, Released) and self._continues(entry):
             self._epochs.add(entry.epoch)
             frames = entry.frames[self._sent + 1 - entry.first_seq :]
-            if frames:
-                yield self._advance(entry.epoch, frames)
+            return self._advance(entry.epoch, frames) if frames else None
         elif isinstance(entry, Ended) and entry.last_seq == self._sent:
-            self.epoch = entry.epoch
-            self.final = entry.final
+            self.epoch, self.final = entry.epoch, entry.final
         else:  # a gap, a resync, an end past what was seen, or a writer that may not continue what was sent
-            async for batch in self._catch_up():
-                yield batch
+            self._behind = True
+        return None
 
     def _continues(self, entry: Released) -> bool:
         """Whether an entry follows what was sent. A writer not seen before must begin right after it."""

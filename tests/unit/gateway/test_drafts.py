@@ -1,0 +1,62 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidRequest
+from contracts.jobs import Endpoint
+from gateway.admission import hash_end_user
+from gateway.drafts import output_tokens, refuse_hopeless
+from gateway.edge.schema import Asked, check_request
+from gateway.tokenizer import PromptTokenizer
+from tests.functional.gateway.cast import CONTEXT
+from tests.unit.gateway.toy import write_model
+
+
+def asked(**fields: Any) -> Asked:
+    document = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    return check_request(document, endpoint=Endpoint.CHAT)
+
+
+class TestOutputTokens:
+    @pytest.mark.parametrize(
+        ("max_tokens", "prompt_tokens", "cap", "granted"),
+        [
+            (None, 10, None, 64), (None, 90, None, 10), (None, 10, 5, 5), (90, 10, None, 90), (5, 10, 5, 5),
+            (1, 99, None, 1),
+        ],
+    )  # fmt: skip
+    def test_grants(self, max_tokens: int | None, prompt_tokens: int, cap: int | None, granted: int) -> None:
+        context = replace(CONTEXT, max_tokens_cap=cap)
+        tokens = output_tokens(asked(max_tokens=max_tokens), context, context_tokens=100, prompt_tokens=prompt_tokens)
+        assert tokens == granted
+
+    @pytest.mark.parametrize(
+        ("fields", "prompt_tokens", "cap", "param", "code"),
+        [
+            ({}, 100, None, "messages", "context_length_exceeded"),
+            ({"max_tokens": 91}, 10, None, "max_tokens", "context_length_exceeded"),
+            ({"max_tokens": 6}, 10, 5, "max_tokens", "max_tokens_cap"),
+            ({"min_tokens": 65}, 10, None, "min_tokens", "invalid_value"),
+        ],
+    )
+    def test_refuses(self, fields: dict[str, Any], prompt_tokens: int, cap: int | None, param: str, code: str) -> None:
+        context = replace(CONTEXT, max_tokens_cap=cap)
+        with pytest.raises(InvalidRequest) as caught:
+            output_tokens(asked(**fields), context, context_tokens=100, prompt_tokens=prompt_tokens)
+        assert (caught.value.param, caught.value.code) == (param, code)
+
+    def test_refuses_what_cannot_fit_before_it_is_tokenised(self, tmp_path: Path) -> None:
+        tokenizer = PromptTokenizer.load(write_model(tmp_path))
+        fits = "x" * (10 * tokenizer.longest_token - 1)
+        refuse_hopeless(asked(messages=[{"role": "user", "content": fits}]), tokenizer, context_tokens=10)
+        with pytest.raises(InvalidRequest) as caught:
+            refuse_hopeless(asked(messages=[{"role": "user", "content": fits + "x"}]), tokenizer, context_tokens=10)
+        assert caught.value.code == "context_length_exceeded"
+
+
+class TestEndUser:
+    def test_is_kept_as_a_hash_of_its_tenant(self) -> None:
+        ours, theirs = (hash_end_user(b"s", tenant_id=tenant, user="ann@example.org") for tenant in ("acme", "mallory"))
+        assert (len(ours), ours == theirs, hash_end_user(b"s", tenant_id="acme", user="")) == (32, False, "")
