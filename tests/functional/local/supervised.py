@@ -6,14 +6,17 @@ Prints one JSON line per change of a child's state, so that a test waits for fac
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import signal
+import socket
 import sys
 from pathlib import Path
 
 from controlplane.local import probes
 from controlplane.local.children import ChildSpec
 from controlplane.local.paths import Layout
+from controlplane.local.ports import find_free
 from controlplane.local.restarts import RestartPolicy
 from controlplane.local.supervisor import AlreadyRunning, Child, ChildFailed, Supervisor, hold_lock, stop_leftovers
 
@@ -44,14 +47,21 @@ def spec(layout: Layout, name: str, source: str, **options: object) -> ChildSpec
     socket_path = layout.run / f"{name}.sock"
     probe = probes.unix_socket(path=socket_path) if source in (SERVER, STUBBORN) else probes.started
     defaults = {"cwd": layout.state, "env": {"PATH": "/usr/bin:/bin"}, "role": name, "probe": probe}
-    return ChildSpec(name=name, command=(sys.executable, "-c", source, str(socket_path)), **{**defaults, **options})
+    port = options.pop("listens_on", options.get("port"))
+    arguments = (str(socket_path),) if port is None else (str(socket_path), str(port))
+    return ChildSpec(name=name, command=(sys.executable, "-c", source, *arguments), **{**defaults, **options})
 
 
 def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
     store = spec(layout, "store", SERVER)
     never = probes.unix_socket(path=layout.run / "no.sock")
     job = spec(layout, "job", "print('migrated')", after=("store",), once=True, wave=1)
-    door = spec(layout, "door", SERVER, after=("job",), wave=2, port=4711)
+    port = find_free()
+    door = spec(layout, "door", SERVER, after=("job",), wave=2, port=port)
+    # Another program sits on the port that the child is said to serve; the child itself listens elsewhere.
+    foreign = socket.create_server(("127.0.0.1", 0))
+    taken = foreign.getsockname()[1]
+    atexit.register(foreign.close)
     return {
         "platform": [store, job, door],
         "broken": [
@@ -60,6 +70,7 @@ def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
         ],
         "broken_job": [store, spec(layout, "job", "raise SystemExit(2)", after=("store",), once=True)],
         "mute": [spec(layout, "mute", MUTE, probe=never, ready_deadline=0.3, stop_deadline=0.1)],
+        "robbed": [spec(layout, "robbed", SERVER, port=taken, listens_on=port, ready_deadline=0.5)],
         "stubborn": [spec(layout, "stubborn", STUBBORN, stop_deadline=0.2)],
         "family": [spec(layout, "family", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MUTE!r}])")],
     }
@@ -84,7 +95,7 @@ def main() -> int:
 
     async def run() -> None:
         policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3, stable_seconds=0.0)
-        if sys.argv[2] in ("broken", "mute"):
+        if sys.argv[2] in ("broken", "mute", "robbed"):
             policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3)
         await Supervisor(layout=layout, specs=cases(layout)[sys.argv[2]], listener=listener, policy=policy).run(
             when_serving=serving

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.local.children import Identity, is_group_alive
+from controlplane.local.children import Identity, is_group_alive, listens
 from controlplane.local.paths import Layout
 from controlplane.local.supervisor import is_locked
 
@@ -115,10 +115,9 @@ class TestStart:
         platform = start("platform")
         platform.hear("platform serves")
         rows = platform.run_file()["processes"]
-        assert [(row["name"], row["role"], row["port"]) for row in rows] == [
-            ("store", "store", None),
-            ("door", "door", 4711),
-        ]
+        assert [(row["name"], row["role"]) for row in rows] == [("store", "store"), ("door", "door")]
+        assert rows[0]["port"] is None
+        assert listens(pid=rows[1]["pid"], port=rows[1]["port"])
         assert all(Identity.of(pid=row["pid"]) is not None for row in rows)
 
     def test_ends_with_the_reason_when_a_child_cannot_live(self, start: Any) -> None:
@@ -138,6 +137,9 @@ class TestStart:
 
     def test_gives_up_a_child_that_never_answers(self, start: Any) -> None:
         assert "no answer" in start("mute").hear("over")["reason"]
+
+    def test_takes_no_answer_of_another_program_for_the_child(self, start: Any) -> None:
+        assert "another program listens on its port" in start("robbed").hear("over")["reason"]
 
     def test_refuses_a_second_supervisor(self, start: Any) -> None:
         platform = start("platform")
