@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -29,7 +29,7 @@ from gateway.services import Epochs, GatewayServices, GatewaySettings, UsageQuer
 from gateway.stream.mailbox import Mailbox
 from safety import selectors as safety_reads
 from safety.engines.pool import ValidatorPool
-from safety.policy import CompiledPolicy
+from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing, PolicyStore
 from stores.clickhouse import ClickHouseUnavailable
 from stores.redis import open_redis, open_subscriber
@@ -75,9 +75,17 @@ def gateway_services() -> GatewayServices:
         usage=ClickHouseReports(),
         cache_salt_secret=derive(secret, CACHE_SALT),
         validators=validators,
-        background=(catalogue.keep_fresh, prices.keep_fresh),
+        background=(catalogue.keep_fresh, prices.keep_fresh, partial(_close_at_the_end, validators)),
         settings=GatewaySettings(cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip())),
     )
+
+
+async def _close_at_the_end(validators: ValidatorPool) -> None:
+    """Validators start when a policy asks for them; their processes end with the server."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await validators.close()
 
 
 async def from_database(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -144,14 +152,20 @@ class PublishedPolicies:
     store: PolicyStore
 
     async def get(self, ref: PolicyRef) -> CompiledPolicy:
+        """Raises Unavailable when neither holds it, or what they hold cannot be compiled here."""
+        try:
+            return await self._find(ref)
+        except (RedisError, TimeoutError, PolicyMissing, PolicyError) as error:
+            log.warning("policy %s v%d: %s", ref.policy_id, ref.version, type(error).__name__)
+            raise Unavailable("The guardrail policy cannot be read right now.", retry_after_ms=2_000) from error
+
+    async def _find(self, ref: PolicyRef) -> CompiledPolicy:
         try:
             return await self.store.get(ref)
         except PolicyMissing:
             document = await from_database(safety_reads.policy_document, ref.policy_id, ref.version)
             await self.store.put(document)
             return await self.store.get(ref)
-        except (RedisError, TimeoutError) as error:
-            raise Unavailable("The guardrail policy cannot be read right now.", retry_after_ms=2_000) from error
 
 
 class ClickHouseReports:
