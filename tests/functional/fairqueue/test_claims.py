@@ -134,8 +134,9 @@ class TestBounds:
         assert (await pool.enqueue("b1", tenant_id="basic", queued_max=1)).already is False
 
     async def test_of_zero_block(self, pool) -> None:
-        with pytest.raises(QueueFull, match="may not queue"):
+        with pytest.raises(QueueFull, match="may not queue") as caught:
             await pool.enqueue("a1", queued_max=0)
+        assert caught.value.retry_after_ms is None
 
     async def test_of_the_pool_hold_in_count(self, pool) -> None:
         for number in range(3):
