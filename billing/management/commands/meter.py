@@ -91,7 +91,7 @@ async def _run(clickhouse: ClickHouse, *, name: str, pace: Pace) -> None:
         return f"meter: {consumer.records} records, {consumer.failures} failures, lag {lag}, feed {feed.published}"
 
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(redis.aclose)
+        stack.push_async_callback(redis.aclose, close_connection_pool=True)
         stack.callback(feed.close)
         if is_local(settings.ENV.clickhouse):
             await stack.enter_async_context(_serve(clickhouse))

@@ -58,5 +58,5 @@ async def _run(*, name: str) -> None:
             tasks.create_task(report_health(stop=stop, line=line))
     finally:
         await posting.close()
-        await redis.aclose()
+        await redis.aclose(close_connection_pool=True)
     log.info("settler %s has stopped", name)

@@ -179,6 +179,11 @@ class TestChdbReader:
             assert path.stat().st_mode & 0o777 == 0o600
         assert not path.exists()
 
+    def test_works_below_a_path_too_long_for_a_socket_address(self, owner: ChdbOwner, tmp_path: Path) -> None:
+        path = tmp_path / ("deep" * 30) / "meter.sock"
+        with serving(owner, path):
+            assert ChdbClient(path=path).execute("SELECT 1 AS one") == [{"one": 1}]
+
     def test_says_that_the_meter_is_away(self, tmp_path: Path) -> None:
         with pytest.raises(ClickHouseUnavailable, match="meter"):
             ChdbClient(path=tmp_path / "s").execute("SELECT 1")
@@ -278,6 +283,22 @@ class TestChdbOwner:
         said = run_python(FORKED, str(tmp_path / "data"))
         assert "refused: chDB was opened before a fork" in said
         assert "[{'one': 1}]" in said
+
+
+class TestNativeClickHouse:
+    def test_says_that_no_server_answers(self) -> None:
+        import socket
+
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
+            port = open_clickhouse(
+                f"clickhouse://default@127.0.0.1:{unused.getsockname()[1]}/default?connect_timeout=5"
+            )
+            with pytest.raises(ClickHouseUnavailable, match="does not answer"):
+                port.execute("SELECT 1")
+            with pytest.raises(ClickHouseUnavailable, match="does not answer"):
+                port.execute("SELECT 1")  # the failed client was given back
+            port.close()
 
 
 class TestOpenClickhouse:
