@@ -137,7 +137,7 @@ class Admission:
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
         content = content_of(asked, served.tokenizer)
-        prompt_tokens = await count_tokens(served.tokenizer, content, endpoint=asked.endpoint)
+        prompt_tokens = await count_tokens(served.tokenizer, content, asked)
         return Draft(
             request_id=request_id,
             context=context,
@@ -204,7 +204,7 @@ class Admission:
         if verdict.redacted_texts is None:
             return guarded
         content = draft.content.with_texts(verdict.redacted_texts)
-        tokens = await count_tokens(draft.tokenizer, content, endpoint=draft.asked.endpoint)
+        tokens = await count_tokens(draft.tokenizer, content, draft.asked)
         return replace(guarded, content=content, prompt_tokens=tokens)
 
     async def _verdict(self, policy: CompiledPolicy, texts: tuple[str, ...]) -> PromptVerdict:
@@ -349,11 +349,12 @@ class Admission:
         return Unavailable(message, retry_after_ms=self._services.settings.unavailable_retry_ms)
 
 
-async def count_tokens(tokenizer: PromptTokenizer, content: PromptContent, *, endpoint: Endpoint) -> int:
+async def count_tokens(tokenizer: PromptTokenizer, content: PromptContent, asked: Asked) -> int:
     """Exact tokens of a prompt. Raises InvalidRequest when the model's template refuses it, or it is empty."""
-    if endpoint is Endpoint.CHAT:
+    if asked.endpoint is Endpoint.CHAT:
+        effort = asked.sampling.get("reasoning_effort")
         try:
-            return await tokenizer.count_chat(content.messages, content.tools)
+            return await tokenizer.count_chat(content.messages, content.tools, reasoning_effort=effort)
         except TemplateRefused as error:
             raise InvalidRequest(f"messages: {error}", param="messages", code="template_refused") from error
     tokens = len(content.token_ids) or await tokenizer.count_text(content.text)

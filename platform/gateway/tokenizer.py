@@ -41,6 +41,7 @@ class PromptTokenizer:
     template: jinja2.Template | None
     special: dict[str, str]
     parts_as_text: bool
+    knows_developer: bool
     sha256: str
     longest_token: int  # characters; a text of more than `context x longest_token` cannot fit, and is never tokenised
 
@@ -62,6 +63,7 @@ class PromptTokenizer:
             template=None if source is None else _ENVIRONMENT.from_string(source),
             special=_special_tokens(settings),
             parts_as_text=source is None or not _loops_over_content(source),
+            knows_developer=source is None or '"developer"' in source or "'developer'" in source,
             sha256=hashlib.sha256(data).hexdigest(),
             longest_token=max(map(len, tokenizer.get_vocab(with_added_tokens=True))),
         )
@@ -70,16 +72,23 @@ class PromptTokenizer:
     def vocabulary(self) -> int:
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        reasoning_effort: str | None = None,
+    ) -> str:
         """The prompt's text. Raises TemplateRefused."""
         if self.template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
         try:
             return self.template.render(
-                messages=[_for_template(message) for message in messages],
+                messages=[_for_template(message) for message in self._with_roles(messages)],
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=True,
+                **_reasoning(reasoning_effort),
                 **self.special,
             )
         except SecurityError as error:
@@ -87,12 +96,21 @@ class PromptTokenizer:
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise TemplateRefused(str(error)[:200] or "the messages are not what the model's template takes") from error
 
-    async def count_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> int:
+    async def count_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        reasoning_effort: str | None = None,
+    ) -> int:
         """Tokens of a chat as the engine will see it. Raises TemplateRefused."""
+
+        def count() -> int:
+            return self._count(self.render(messages, tools, reasoning_effort=reasoning_effort), special=False)
+
         if characters_of(messages) <= OFF_LOOP_CHARACTERS:
-            return self._count(self.render(messages, tools), special=False)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_THREADS, lambda: self._count(self.render(messages, tools), special=False))
+            return count()
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, count)
 
     async def count_text(self, prompt: str) -> int:
         """Tokens of a completion prompt, with the special tokens that the model's own post-processor adds."""
@@ -105,6 +123,17 @@ class PromptTokenizer:
         """The text of a prompt given as token ids: what the guard reads."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
+
+    def _with_roles(self, messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """A template that knows no `developer` gets it as `system`, all of them merged at the front, as vLLM does."""
+        if self.knows_developer or all(message["role"] != "developer" for message in messages):
+            return messages
+        system = [_as_text(m.get("content")) for m in messages if m["role"] in ("system", "developer")]
+        rest = [message for message in messages if message["role"] not in ("system", "developer")]
+        first = messages[0]["role"] in ("system", "developer")
+        if first and len(system) == 1:
+            return [{**messages[0], "role": "system"}, *rest]
+        return [{"role": "system", "content": "\n\n".join(filter(None, system))}, *rest]
 
     def _count(self, text: str, *, special: bool) -> int:
         return len(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0])
@@ -120,6 +149,15 @@ def _characters(message: dict[str, Any]) -> int:
     if isinstance(content, str):
         return len(content)
     return sum(len(part["text"]) for part in content or ())
+
+
+def _reasoning(effort: str | None) -> dict[str, Any]:
+    """What vLLM hands the template for `reasoning_effort`."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _as_text(content: Any) -> str:
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
@@ -167,16 +205,39 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _loops_over_content(source: str) -> bool:
-    """Whether a template walks through the parts of `content` (vLLM's detection, for direct loops)."""
-    for loop in _ENVIRONMENT.parse(source).find_all(nodes.For):
-        target = loop.iter
-        while isinstance(target, nodes.Filter) and target.node is not None:
-            target = target.node
-        if isinstance(target, nodes.Getattr) and target.attr == "content":
-            return True
-        if isinstance(target, nodes.Getitem) and isinstance(target.arg, nodes.Const) and target.arg.value == "content":
-            return True
-    return False
+    """Whether a template walks through the parts of `content`, itself or in a macro that it hands it to (as vLLM)."""
+    root = _ENVIRONMENT.parse(source)
+    inside: set[int] = set()
+    for macro in root.find_all(nodes.Macro):
+        given = _content_parameters(root, macro)
+        for loop in macro.find_all(nodes.For):
+            inside.add(id(loop))
+            if isinstance(loop.iter, nodes.Name) and loop.iter.name in given:
+                return True
+    return any(
+        _is_content(loop.iter)
+        or (id(loop) not in inside and isinstance(loop.iter, nodes.Name) and loop.iter.name == "content")
+        for loop in root.find_all(nodes.For)
+    )
+
+
+def _content_parameters(root: nodes.Template, macro: nodes.Macro) -> set[str]:
+    """Parameters of a macro that get a message's content in some call."""
+    given: set[str] = set()
+    for call in root.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
+            names = zip(call.args, macro.args, strict=False)
+            given |= {parameter.name for argument, parameter in names if _is_content(argument)}
+            given |= {keyword.key for keyword in call.kwargs if _is_content(keyword.value)}
+    return given
+
+
+def _is_content(target: nodes.Node) -> bool:
+    while isinstance(target, nodes.Filter | nodes.Test) and target.node is not None:
+        target = target.node
+    if isinstance(target, nodes.Getattr):
+        return target.attr == "content"
+    return isinstance(target, nodes.Getitem) and isinstance(target.arg, nodes.Const) and target.arg.value == "content"
 
 
 def _raise_exception(message: str) -> None:

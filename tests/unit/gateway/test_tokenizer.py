@@ -50,6 +50,39 @@ class TestPromptTokenizer:
     @pytest.mark.parametrize(
         "template",
         [
+            "{% for m in messages %}{% for p in m.content | list %}{{ p }}{% endfor %}{% endfor %}",
+            "{% for m in messages %}{% set content = m.content %}{% for p in content %}{{ p }}{% endfor %}{% endfor %}",
+            "{% macro show(x) %}{% for p in x %}{{ p }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}",
+            "{% macro show(x) %}{% for p in x %}{{ p }}{% endfor %}{% endmacro %}{{ show(x=messages[0]['content']) }}",
+        ],
+    )
+    def test_sees_a_walk_through_filters_names_and_macros(self, tmp_path: Path, template: str) -> None:
+        assert not PromptTokenizer.load(write_model(tmp_path, template=template)).parts_as_text
+
+    def test_shows_developer_messages_as_one_system_message_at_the_front(self, tokenizer: PromptTokenizer) -> None:
+        alone = tokenizer.render([{"role": "developer", "content": "D"}, {"role": "user", "content": "u"}], None)
+        late = [
+            {"role": "system", "content": "S"},
+            {"role": "user", "content": "u"},
+            {"role": "developer", "content": "D"},
+        ]
+        assert alone.startswith("<|im_start|>system\nD<|im_end|>\n<|im_start|>user\nu")
+        assert tokenizer.render(late, None).startswith("<|im_start|>system\nS\n\nD<|im_end|>\n<|im_start|>user\nu")
+
+    def test_leaves_developer_to_a_template_that_knows_it(self, tmp_path: Path) -> None:
+        template = "{{ messages[0].role }}{# 'developer' #}"
+        toy = PromptTokenizer.load(write_model(tmp_path, template=template))
+        assert toy.render([{"role": "developer", "content": "D"}], None) == "developer"
+
+    def test_hands_the_reasoning_effort_to_the_template(self, tmp_path: Path) -> None:
+        toy = PromptTokenizer.load(write_model(tmp_path, template="{{ reasoning_effort }} {{ enable_thinking }}"))
+        assert toy.render([], None, reasoning_effort="low") == "low True"
+        assert toy.render([], None, reasoning_effort="none") == "none False"
+        assert toy.render([], None) == " "
+
+    @pytest.mark.parametrize(
+        "template",
+        [
             "{{ raise_exception('roles must alternate') }}",
             "{{ messages.append(1) }}",
             "{{ ''.__class__.__mro__[1].__subclasses__() }}",
