@@ -103,7 +103,7 @@ class NativeClickHouse:
                 return run(client)
             except ServerException as error:
                 kind = ClickHouseUnavailable if error.code in _PASSING_CODES else ClickHouseError
-                raise kind(error.message, code=error.code) from error
+                raise kind(error.message.partition("Stack trace:")[0].strip(), code=error.code) from error
             except (NetworkError, SocketTimeoutError, EOFError, OSError) as error:
                 raise ClickHouseUnavailable(f"the ClickHouse server does not answer: {error}") from error
             except DriverError as error:
