@@ -358,7 +358,7 @@ class AuditEntryAdmin(ModelAdmin):  # type: ignore[misc] # unfold has no types
 
     @admin.display(description="tenant")
     def tenant(self, entry: Any) -> str:
-        return entry.tenant_name or "-"
+        return str(entry.tenant_name or "-")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
