@@ -5,6 +5,7 @@ Invariant: no module of this room opens a connection, reads a clock or loads a m
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from safety.engines.pool import ValidatorPool
 from safety.policy import CompiledPolicy
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
+
+START_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +137,18 @@ class GatewayServices:
     background: tuple[Callable[[], Awaitable[Any]], ...] = ()  # loops that live as long as the server
 
     async def run(self, *, started: asyncio.Event, stopping: asyncio.Event) -> None:
-        """Runs the mailbox and the background loops until `stopping`. Sets `started` once the mailbox is subscribed."""
+        """Runs the mailbox and the background loops until `stopping`.
+
+        Sets `started` once the mailbox is subscribed; with Redis away, after a few seconds without it: the gateway then
+        answers 503, also on /health/ready, until the subscription stands.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 loops = [tasks.create_task(self.mailbox.run())]
                 loops += [tasks.create_task(_forever(loop)) for loop in self.background]
-                await self.mailbox.subscribed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(START_SECONDS):
+                        await self.mailbox.subscribed.wait()
                 started.set()
                 await stopping.wait()
                 for loop in loops:
