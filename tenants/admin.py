@@ -332,7 +332,7 @@ class CapForm(LimitForm):
 
     def scope(self, data: dict[str, Any]) -> str:
         """It stays where it stands."""
-        return self.instance.scope
+        return str(self.instance.scope)
 
 
 def owner_of(row: LimitSetting) -> dict[str, Any]:
