@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import RedisError
 
 from billing.rating.rate import cost
+from contracts.errors import Unavailable
 from contracts.jobs import UsageRecord
 from fairqueue.messages import final_of
 from fairqueue.queue import FairQueue
@@ -109,6 +110,6 @@ class Sweeper:
         try:
             async with asyncio.timeout(SWEEP_SECONDS):
                 yield
-        except (RedisError, OSError, TimeoutError) as error:
+        except (Unavailable, RedisError, OSError, TimeoutError) as error:
             self.report.failures += 1
             log.warning("sweep: %s failed (%s); it comes again", step, type(error).__name__)

@@ -9,10 +9,11 @@ import pytest
 
 from contracts.errors import Unavailable
 from gateway import services as module
+from gateway.settlement import Sweeper
 from gateway.stream.mailbox import Mailbox
 from stores.redis import open_redis, open_subscriber
 from tenants.limits.buckets import Limits
-from tests.functional.gateway.cast import MODEL
+from tests.functional.gateway.cast import MODEL, POOL
 from tests.functional.gateway.conftest import Gateway, serving
 
 
@@ -38,6 +39,19 @@ class TestWithoutRedis:
         assert (ready.status_code, live.status_code, answer.status_code) == (503, 200, 503)
         assert answer.json()["error"]["code"] == Unavailable.code
         assert int(answer.headers["retry-after"]) >= 1
+
+
+class TestSweeperWithoutRedis:
+    async def test_counts_its_failures_and_goes_on(self, gateway: Gateway) -> None:
+        redis = open_redis(f"redis://127.0.0.1:{_free_port()}/0")
+
+        async def pools() -> list[str]:
+            return [POOL]
+
+        sweeper = Sweeper(limits=Limits(redis), queue_of=gateway.services.queue_of, pools=pools)
+        await sweeper.sweep()
+        await redis.aclose(close_connection_pool=True)
+        assert (sweeper.report.failures, sweeper.report.settled) == (1, 0)
 
 
 def _free_port() -> int:
