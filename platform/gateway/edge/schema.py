@@ -144,7 +144,7 @@ _CHAT_SAMPLING: dict[str, Check] = {
     "top_logprobs": integer(0, limits.TOP_LOGPROBS_MAX),
     "tool_choice": check_tool_choice,
     "parallel_tool_calls": boolean,
-    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high"),
+    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     "include_reasoning": boolean,
 }
 _COMPLETION_SAMPLING: dict[str, Check] = {**_SAMPLING, "logprobs": integer(0, limits.TOP_LOGPROBS_MAX)}
@@ -155,6 +155,7 @@ _READ: dict[str, Check] = {
     "stream": boolean,
     "stream_options": _check_stream_options,
     "n": integer(1, limits.CHOICES_MAX),
+    "best_of": integer(1, limits.CHOICES_MAX),
     "max_tokens": _tokens,
     "user": text(limits.END_USER_MAX, shortest=1),
     "safety_identifier": text(limits.END_USER_MAX, shortest=1),
@@ -172,7 +173,6 @@ _CHAT_READ: dict[str, Check] = {
 _COMPLETION_READ: dict[str, Check] = {
     **_READ,
     "prompt": _check_prompt,
-    "best_of": integer(1, limits.CHOICES_MAX),
     "echo": only((False,), reason="the prompt is not sent back"),
 }
 
