@@ -50,6 +50,7 @@ FIELDS = (
     _chat("n zero", param="n", n=0),
     _chat("n a hundred", param="n", n=100),
     _chat("n that wraps around", param="n", n=18446744073686646784),
+    _chat("n greedy choices, all the same", param="n", n=2, temperature=0),
     _chat("n a fraction", param="n", n=1.5),
     _chat("max_tokens zero", param="max_tokens", max_tokens=0),
     _chat("max_tokens negative", param="max_tokens", max_tokens=-5),

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.edge import limits
 from infra.bench.engine_metrics import RUNNING, read_metrics
 from tests.e2e.api import bare_id
 from tests.e2e.conftest import Platform
@@ -82,6 +83,9 @@ class TestAnswer:
         request = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "logprobs": 2}
         truth = engine.post("/v1/completions", json={**request, "model": inner_model}).json()
         ours = real_platform.api.post("/completions", {**request, "model": real_platform.model})
+        if ours.status_code == 400:  # an output policy cannot look into logprobs: then they are refused, never dropped
+            assert ours.json()["error"]["param"] == "logprobs"
+            return
         assert ours.status_code == 200, ours.text
         assert ours.json()["choices"][0]["text"] == truth["choices"][0]["text"]
         found, expected = (answer["choices"][0]["logprobs"] for answer in (ours.json(), truth))
@@ -100,8 +104,36 @@ class TestAnswer:
         )
         assert too_long.status_code == 400
         assert too_long.json()["error"]["param"] == "max_tokens"
-        fits = chat("say hi", real_platform.model, max_tokens=room - 200, stop=["e", "a", "i", "o", " "])
+        fits = chat("say hi", real_platform.model, max_tokens=room - 200, stop=["e", " "])
         assert real_platform.api.post("/chat/completions", fits).status_code == 200
+
+
+class TestStatedLimits:
+    """What the gateway lets through, the engine takes: no refusal comes from behind the queue."""
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"stop": [f"{number}never" for number in range(limits.STOP_MAX)]},
+            {"stop": ["x" * limits.STOP_CHARS_MAX]},
+            {"n": limits.CHOICES_MAX, "temperature": 1},
+            {"temperature": 2, "top_p": 0.001, "min_p": 1, "top_k": -1},
+            {"frequency_penalty": 2, "presence_penalty": -2, "repetition_penalty": 10},
+            {"seed": 2**63 - 1},
+            {"seed": -(2**63)},
+            {"logit_bias": {str(token): -100 for token in range(limits.LOGIT_BIAS_MAX)}},
+            {"allowed_token_ids": list(range(100, 100 + limits.ALLOWED_TOKEN_IDS_MAX))},
+            {"stop_token_ids": list(range(limits.STOP_TOKEN_IDS_MAX))},
+            {"bad_words": ["word" * 16] * limits.BAD_WORDS_MAX},
+            {"min_tokens": 4},
+            {"response_format": {"type": "json_object"}},
+        ],
+        ids=lambda changes: ",".join(changes),
+    )
+    def test_are_within_the_engines_own(self, real_platform: Platform, changes: dict[str, Any]) -> None:
+        document = {**chat("Say a word.", real_platform.model, max_tokens=4), **changes}
+        answer = real_platform.api.post("/chat/completions", document)
+        assert answer.status_code == 200, answer.text
 
 
 class TestCache:
