@@ -116,6 +116,7 @@ def spawn(*, spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=0o077,  # logs, spools and sockets of the platform hold what tenants wrote
             user=spec.run_as,
             group=group_of(user=spec.run_as),
             extra_groups=None if spec.run_as is None else [],

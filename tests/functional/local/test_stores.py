@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import boto3
 import psycopg
 import pytest
 from redis.asyncio import Redis
+
+from controlplane.local import postgres
 
 
 class TestPostgres:
@@ -25,6 +31,39 @@ class TestPostgres:
         with psycopg.connect(postgres_url) as connection:
             found = connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'btree_gist'")
             assert found.fetchone() == (1,)
+
+
+class TestCluster:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root must run PostgreSQL as somebody else")
+    def test_leaves_a_home_that_its_user_cannot_enter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = Path(tempfile.mkdtemp(prefix="weir-test-"))
+        try:
+            place.chmod(0o711)
+            home = place / "home"
+            home.mkdir(mode=0o700)
+            monkeypatch.setattr(postgres, "REACHABLE", place / "reachable")
+            cluster = postgres.Cluster.choose(wanted=home / "postgres", digest="d", password="p")
+            assert cluster.directory == place / "reachable" / "d" / "postgres"
+            assert cluster.ensure_initialised()
+            assert not cluster.ensure_initialised()
+            again = postgres.Cluster.choose(wanted=home / "postgres", digest="d", password="p")
+            assert again.directory == cluster.directory
+            postgres.remove_cluster(wanted=home / "postgres")
+            assert not cluster.directory.exists()
+        finally:
+            shutil.rmtree(place)
+
+    def test_makes_a_half_made_cluster_again(self) -> None:
+        place = Path(tempfile.mkdtemp(prefix="weir-test-"))
+        try:
+            place.chmod(0o711)
+            (place / "postgres").mkdir()
+            (place / "postgres" / "PG_VERSION").write_text("18")
+            cluster = postgres.Cluster.choose(wanted=place / "postgres", digest="d", password="p")
+            assert cluster.ensure_initialised()
+            assert (place / "postgres" / "global" / "pg_control").exists()
+        finally:
+            shutil.rmtree(place)
 
 
 class TestValkey:
