@@ -15,6 +15,9 @@ VERSION = 1
 
 T = TypeVar("T")
 
+_SCALARS = frozenset({int, str, bytes, bool, type(None)})
+_NAMES: dict[type, tuple[str, ...]] = {}  # fields of each dataclass met, so that the hot path looks them up once
+
 
 class WireError(ValueError):
     """The bytes are not a message that this release can read."""
@@ -39,8 +42,14 @@ def decode(kind: type[T], data: bytes) -> T:
 
 
 def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    names = _NAMES.get(kind)
+    if names is None and is_dataclass(kind):
+        names = _NAMES[kind] = tuple(item.name for item in fields(kind))
+    if names is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, (tuple, list)):

@@ -50,6 +50,7 @@ log = logging.getLogger("weir.gateway.admission")
 STORE_SECONDS = 5.0
 GUARD_OFF_LOOP_CHARACTERS = 16_384
 VOID_SECONDS = 2.0
+INFERENCE_SCOPE = "inference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +91,18 @@ class Admission:
         self._services = services
 
     async def identify(self, bearer: str) -> Caller:
-        """Step 2, AUTH: before the body is read. Raises AuthFailed, PermissionDenied, Unavailable."""
+        """Step 2, AUTH: before the body is read. Raises AuthFailed, PermissionDenied, Unavailable.
+
+        Management keys are apart from inference keys: one that leaks from a model's client administers nothing, and
+        one that administers runs up no bill.
+        """
         async with self._answers_in_time():
-            return Caller(bearer=bearer, context=await self._services.resolver.resolve(bearer))
+            context = await self._services.resolver.resolve(bearer)
+        if INFERENCE_SCOPE not in context.scopes:
+            raise PermissionDenied(
+                f"This API key has no `{INFERENCE_SCOPE}` scope; create one that has it.", code="insufficient_scope"
+            )
+        return Caller(bearer=bearer, context=context)
 
     async def admit(
         self,

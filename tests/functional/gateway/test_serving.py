@@ -228,6 +228,16 @@ class TestRefusals:
         answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth(key))
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
 
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/usage"),
+         ("GET", "/v1/requests/01890000-0000-7000-8000-000000000000")],
+    )  # fmt: skip
+    async def test_a_management_key_is_403_on_every_route(self, gateway: Gateway, method: str, path: str) -> None:
+        key = gateway.directory.issue(replace(CONTEXT, api_key_id="manager", scopes=frozenset({"manage"})))
+        answer = await gateway.http.request(method, path, json=BODY, headers={"authorization": f"Bearer {key}"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+
     async def test_a_model_without_a_price_is_refused(self, gateway: Gateway) -> None:
         gateway.directory.price = None
         answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth())
