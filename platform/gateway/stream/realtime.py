@@ -16,7 +16,7 @@ import orjson
 from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from contracts.errors import AuthFailed, Cancelled, InvalidRequest, SlowReader, WeirError
+from contracts.errors import AuthFailed, Cancelled, InvalidRequest, PermissionDenied, SlowReader, WeirError
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
@@ -98,6 +98,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self._bye(4401, "the API key was not accepted")
         except WeirError as error:
             await self._error(error)
+            if self._caller is None and isinstance(error, PermissionDenied):
+                await self._bye(4403, "this API key may not use inference")
         except Exception:
             log.exception("connection %s failed", self._connection)
             await self._error(InternalError())

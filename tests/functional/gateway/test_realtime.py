@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError
 from contracts.outcomes import Outcome
 from fairqueue.messages import AbortReason
 from gateway.services import GatewaySettings
-from tests.functional.gateway.cast import MODEL, chat_frames
+from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway
 
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
@@ -151,6 +152,11 @@ class TestCloseCodes:
     async def test_a_wrong_key(self, gateway: Gateway) -> None:
         async with socket(gateway, key="weir_wrong") as connection:
             assert await close_code(connection) == 4401
+
+    async def test_a_management_key(self, gateway: Gateway) -> None:
+        key = gateway.directory.issue(replace(CONTEXT, api_key_id="manager", scopes=frozenset({"manage"})))
+        async with socket(gateway, key=key) as connection:
+            assert await close_code(connection) == 4403
 
     @pytest.mark.parametrize("first", [{"type": "response.create"}, {"type": "session.authenticate", "api_key": "x"}])
     async def test_no_key_in_the_first_message(self, gateway: Gateway, first: dict[str, Any]) -> None:
