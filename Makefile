@@ -45,5 +45,5 @@ format: setup ## put the code in the house's format
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-lock: setup ## make the lock files anew (hashes, no registry named); needs torch's CPU build in reach
+lock: setup ## bring the lock files up to pyproject.toml (hashes, no registry named); needs torch's CPU build in reach
 	@$(PYTHON) infra/setup/bootstrap.py lock

@@ -149,7 +149,7 @@ def _install(uv: Path, environment: Environment) -> None:
 
 
 def remake_locks() -> None:
-    """Resolves the three lock files anew from pyproject.toml and requirements/*.in. Raises SetupFailed."""
+    """Brings the three lock files up to pyproject.toml and requirements/*.in; pins that still fit stay. Raises SetupFailed."""
     uv = _ensure_uv()
     settings = uv_settings(pip=_read_pip_settings(), environ=os.environ)
     common = ["--quiet", "--no-header", "--no-emit-index-url", "--generate-hashes", "--python-version", "3.11"]
@@ -159,7 +159,7 @@ def remake_locks() -> None:
         engine += ["--torch-backend", "cpu"]
     jobs = {"uv": ["requirements/uv.in"], "control": [*extras, "pyproject.toml"], "engine": engine}
     for name, arguments in jobs.items():
-        command = [str(uv), "pip", "compile", "--upgrade", *common, *arguments, "-o", f"requirements/{name}.txt"]
+        command = [str(uv), "pip", "compile", *common, *arguments, "-o", f"requirements/{name}.txt"]
         run(command, log="lock", env={**os.environ, **settings}, directory=ROOT)
         print(f"  ✓ requirements/{name}.txt: {_count(REQUIREMENTS / f'{name}.txt')} packages", file=sys.stderr)
 
