@@ -5,6 +5,7 @@ publisher's heartbeats before anything else happens to it; a lost claim reply is
 """
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -48,11 +49,13 @@ class Worker:
         self._sequences_max = sequences_max
         self._state = _State()
         self._poke = asyncio.Event()
+        self._beat_now = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
 
     def poke(self) -> None:
-        """Something changed: look again whether there is work."""
+        """The engine came up or went down: look again whether there is work, and say so."""
         self._poke.set()
+        self._beat_now.set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then drain. Raises what a service raised when one gives up (the engine, for one)."""
@@ -82,6 +85,7 @@ class Worker:
             await self._register(stop)
             await self._claim_until(stop, serving)
             self._state.draining = True
+            self._beat_now.set()
             await self._leave()
             await drain(publisher=self._ports.publisher, requests=self._requests, seconds=self._settings.drain_seconds)
         await self._ports.evaluation.flush()
@@ -177,6 +181,7 @@ class Worker:
             await asyncio.sleep(REDIS_RETRY_SECONDS)
             return
         self._state.facts, self._state.known_incarnation = facts, incarnation
+        self._beat_now.set()
         log.info("serving", model=card.model, pool=card.pool, kv_tokens=facts.kv_tokens)
 
     def _seconds_until(self, wait: Wait) -> float:
@@ -222,11 +227,15 @@ class Worker:
                 await publish_heartbeat(self._redis, self._heartbeat())
             except RedisError as error:
                 log.warning("heartbeat_failed", error=type(error).__name__)
-            await asyncio.sleep(self._settings.heartbeat_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.heartbeat_seconds):
+                    await self._beat_now.wait()
+            self._beat_now.clear()
 
     def _heartbeat(self) -> Heartbeat:
-        room, ready = self.room, self._ports.host.ready
-        up = "ready" if ready else "engine_down" if self._state.known_incarnation else "starting"
+        room, known = self.room, self._state.known_incarnation
+        ready = self._ports.host.ready and known == self._ports.host.incarnation  # the card is out, too
+        up = "ready" if ready else "engine_down" if known else "starting"
         return Heartbeat(
             worker_id=self._ports.worker_id,
             pool=self._settings.pool_name,

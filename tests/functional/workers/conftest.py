@@ -163,10 +163,10 @@ def start(settings: WorkerSettings, redis: Redis) -> Start:
     """A worker in this process; leaving the block drains it."""
 
     @asynccontextmanager
-    async def started(engine: EngineSettings | None = None, **changes: Any) -> AsyncIterator[Worker]:
+    async def started(size: EngineSettings | None = None, /, **changes: Any) -> AsyncIterator[Worker]:
         chosen = settings.model_copy(update=changes)
         stop = asyncio.Event()
-        worker = build_worker(settings=chosen, engine=engine or EngineSettings(), redis=redis, clock=SystemClock())
+        worker = build_worker(settings=chosen, engine=size or EngineSettings(), redis=redis, clock=SystemClock())
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run(stop))
             try:
