@@ -14,7 +14,7 @@ LOCAL_SECRET = "local-development-secret-not-for-production"  # noqa: S105 - ref
 class Environment(BaseSettings):
     """Settings by environment variable; names are the fields' in upper case, `WEIR_…` where an alias says so."""
 
-    model_config = SettingsConfigDict(env_file=ROOT / ".env", extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(env_file=ROOT / ".env", extra="ignore")
 
     home: Path = Field(default=ROOT / ".weir", validation_alias="WEIR_HOME")
     secret: SecretStr = Field(default=SecretStr(LOCAL_SECRET), validation_alias="WEIR_SECRET")

@@ -26,10 +26,11 @@ from contracts.money import PriceCard
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
-from fairqueue.messages import Final, StepEntry, Wait, usage_from_stream
+from fairqueue.messages import Final, StepEntry, Wait
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from stores.redis import open_redis
+from tests.property.fairqueue.pool_state import read_state
 
 T = TypeVar("T")
 
@@ -434,73 +435,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(self.model.usage)) == len(self.model.usage)
         ended = {rid for rid, job in self.model.jobs.items() if job.state in (JobState.ENDED, JobState.SETTLED)}
         assert ended == set(self.model.usage)
-
-
-JOB_FIELDS = [
-    "state",
-    "tenant",
-    "generation",
-    "mailboxes",
-    "attempt",
-    "fence",
-    "worker",
-    "last_seq",
-    "prompt",
-    "cached",
-    "completion",
-    "delivered",
-    "paid",
-    "spent",
-    "deaths",
-    "lapses",
-    "cancel",
-    "queue_us",
-    "outcome",
-    "error",
-]
-
-
-async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str, Any]:
-    prefix = queue.keys.prefix
-    pipe = redis.pipeline(transaction=True)
-    for name in ("act", "busy", "rest", "idle", "wakes", "unsettled", "lease"):
-        pipe.zrange(prefix + name, 0, -1, withscores=True)
-    pipe.hgetall(prefix + "meta")
-    pipe.xrange(prefix + "usage")
-    pipe.xrange(prefix + "dead")
-    pipe.keys(prefix.replace("[", "\\[") + "tomb:*")
-    for rid in rids:
-        pipe.hmget(f"{prefix}job:{rid}", JOB_FIELDS)
-        pipe.lrange(f"{prefix}out:{rid}", 0, -1)
-    act, busy, rest, idle, wakes, unsettled, lease, meta, usage, dead, tombs, *jobs = await pipe.execute()
-
-    def numbers(pairs: list[tuple[bytes, float]]) -> dict[str, int]:
-        return {name.decode(): int(score) for name, score in pairs}
-
-    homes = [numbers(act), numbers(busy), numbers(rest)]
-    assert sum(map(len, homes)) == len({tenant for home in homes for tenant in home}), "one counter per tenant"
-    figures = {name.decode(): int(value) for name, value in meta.items()}
-    return {
-        "v": figures.get("v", 0),
-        "seq": figures.get("seq", 0),
-        "pass_v": figures.get("pass_v"),
-        "waiting": figures.get("waiting", 0),
-        "waiting_bytes": figures.get("waiting_bytes", 0),
-        "counters": homes[0] | homes[1] | homes[2],
-        "act": [tenant.decode() for tenant, _ in act],
-        "idle": numbers(idle),
-        "wakes": numbers(wakes),
-        "unsettled": numbers(unsettled),
-        "lease": numbers(lease),
-        "usage": [usage_from_stream(fields).request_id for _, fields in usage],
-        "dead": [fields[b"request"].decode() for _, fields in dead],
-        "tombs": {key.decode().rsplit(":", 1)[1] for key in tombs},
-        "jobs": {
-            rid: dict(zip(JOB_FIELDS, [(value or b"").decode() for value in values], strict=True))
-            for rid, values in zip(rids, jobs[::2], strict=True)
-        },
-        "logs": dict(zip(rids, jobs[1::2], strict=True)),
-    }
 
 
 class TestScripts:
