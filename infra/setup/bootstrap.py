@@ -149,7 +149,7 @@ def _install(uv: Path, environment: Environment) -> None:
 
 
 def remake_locks() -> None:
-    """Brings the three lock files up to pyproject.toml and requirements/*.in; pins that still fit stay. Raises SetupFailed."""
+    """Brings the lock files up to pyproject.toml and requirements/*.in; pins that fit stay. Raises SetupFailed."""
     uv = _ensure_uv()
     settings = uv_settings(pip=_read_pip_settings(), environ=os.environ)
     common = ["--quiet", "--no-header", "--no-emit-index-url", "--generate-hashes", "--python-version", "3.11"]
