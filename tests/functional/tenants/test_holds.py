@@ -362,6 +362,17 @@ class TestVoid:
         with pytest.raises(LimitExceeded):
             await limits.hold(request(3, cap))
 
+    async def test_nor_does_a_settlement_with_fewer_tokens(self, limits: Limits) -> None:
+        cap = limit(Metric.INPUT_TOKENS_PER_MINUTE, 10)
+        await limits.hold(request(1, cap))
+        limits.time_ms = NOON + 60_000
+        await limits.hold(request(2, cap))
+        await settle(limits, 1, counts=TokenCounts())
+        with pytest.raises(LimitExceeded):
+            await limits.hold(request(3, cap, prompt_tokens=1))
+        await settle(limits, 2, counts=TokenCounts())
+        assert isinstance(await limits.hold(request(3, cap, prompt_tokens=1)), HoldGranted)
+
 
 class TestIdempotency:
     given = Idempotency(key_digest="k", body_digest="b")
