@@ -110,9 +110,7 @@ class TestIdentity:
     def test_tells_a_reused_pid_from_the_process_it_meant(self) -> None:
         assert not Identity(pid=os.getpid(), started=1).is_running()
 
-    @pytest.mark.parametrize(
-        "text", ["", "[]", '{"pid": "x"}', '{"pid":1,"started":2,"signal":999,"deadline":1}']
-    )
+    @pytest.mark.parametrize("text", ["", "[]", '{"pid": "x"}', '{"pid":1,"started":2,"signal":999,"deadline":1}'])
     def test_takes_a_broken_pid_file_for_none(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "x.pid.json").write_text(text)
         assert read_pid(path=tmp_path / "x.pid.json") is None

@@ -1,0 +1,51 @@
+"""The environment: only its own names are read, and every URL has its stated default."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from controlplane.env import ROOT, Environment
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WEIR_HOME", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "WEIR_POOL", "WEIR_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(Environment.model_config, "env_file", None)
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize("name", ["HOME", "SECRET", "MODEL", "POOL", "DEBUG", "PRODUCTION"])
+    def test_reads_no_variable_of_somebody_else(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = Environment()
+        monkeypatch.setenv(name, "1")
+        assert Environment() == before
+
+    def test_keeps_its_data_in_the_clone_by_default(self) -> None:
+        assert Environment().home == ROOT / ".weir"
+
+    def test_gives_the_broker_and_the_channels_databases_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("REDIS_URL", "redis://:secret@host:1234/0")
+        environment = Environment()
+        assert environment.broker == "redis://:secret@host:1234/1"
+        assert environment.channel == "redis://:secret@host:1234/2"
+
+    def test_takes_a_broker_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROKER_URL", "amqp://host")
+        assert Environment().broker == "amqp://host"
+
+    def test_serves_the_model_s_pool_unless_told_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert Environment().pool_name == Environment().model
+        monkeypatch.setenv("WEIR_POOL", "gpu")
+        assert Environment().pool_name == "gpu"
+
+    def test_refuses_a_short_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEIR_SECRET", "short")
+        with pytest.raises(ValidationError, match="32 characters"):
+            Environment()
+
+    def test_shows_no_secret_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEIR_SECRET", "canary-" + "x" * 32)
+        monkeypatch.setenv("DATABASE_URL", "postgresql://weir:canary-password@host/weir")
+        assert "canary" not in repr(Environment())
