@@ -58,6 +58,7 @@ class Answer:
     token_times: tuple[float, ...]
     total: float
     failure: str
+    steps_ms: dict[str, float] = field(default_factory=dict)  # where Weir says the time went; empty for an engine
 
     @property
     def ttft(self) -> float:
@@ -236,6 +237,7 @@ def read_answer(*, written: float, head: Head, parts: Sequence[Part]) -> Answer:
         counts=reading.counts,
         token_times=tuple(reading.times),
         total=total,
+        steps_ms=reading.steps_ms,
         failure=failure or ("" if reading.times else "no text came"),
     )
 
@@ -261,6 +263,7 @@ class _Reading:
     times: list[float] = field(default_factory=list)
     finish_reason: str = ""
     counts: dict[str, Any] = field(default_factory=dict)
+    steps_ms: dict[str, float] = field(default_factory=dict)
     done: bool = False
     failure: str = ""
 
@@ -278,6 +281,7 @@ class _Reading:
             return
         self.request_id = document.get("id", self.request_id)
         self.counts = document.get("usage") or self.counts
+        self.steps_ms = document.get("weir", {}).get("timings", self.steps_ms)
         for choice in document.get("choices", []):
             text = choice.get("delta", {}).get("content") or ""
             if text:

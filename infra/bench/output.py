@@ -59,23 +59,17 @@ def case_text(case: Mapping[str, str | int | float]) -> str:
 
 
 def print_table(measures: Sequence[Measure], *, console: Console) -> None:
-    """The same numbers for people."""
-    table = Table(title=f"bench {measures[0].bench}" if measures else "nothing was measured", title_justify="left")
-    for heading, side in (("case", "left"), ("metric", "left"), ("value", "right"), ("unit", "left")):
-        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
-    for heading in ("peer", "peer's value", "ratio"):
-        table.add_column(heading, justify="left" if heading == "peer" else "right")
-    for item in measures:
-        table.add_row(
-            case_text(item.case).replace(",", ", "),
-            item.metric,
-            _shown(item.value),
-            item.unit,
-            item.peer or "",
-            _shown(item.peer_value),
-            _shown(item.ratio),
-        )
-    console.print(table)
+    """The same numbers for people, one table a case."""
+    for case in dict.fromkeys(case_text(item.case) for item in measures):
+        rows = [item for item in measures if case_text(item.case) == case]
+        table = Table(title=f"{rows[0].bench}: {case.replace(',', ', ')}", title_justify="left")
+        for heading in ("metric", "value", "unit", "peer", "peer's value", "ratio"):
+            number = heading in ("value", "peer's value", "ratio")
+            table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        for item in rows:
+            numbers = (_shown(item.value), _shown(item.peer_value), _shown(item.ratio))
+            table.add_row(item.metric, numbers[0], item.unit, item.peer or "", numbers[1], numbers[2])
+        console.print(table)
 
 
 def _rounded(value: float | None) -> float | None:

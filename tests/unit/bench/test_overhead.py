@@ -118,5 +118,5 @@ class TestEngineMetrics:
 class TestPlan:
     def test_counts_what_it_sends(self) -> None:
         plan = Plan(requests=10, concurrency=2, rounds=3, waves=4, warmup=1)
-        sides = itertools.repeat(1 + 10 + 3 * 2 * 4, 2)
+        sides = itertools.repeat(1 + 2 + 10 + 3 * 2 * 4, 2)  # warm-up alone and together, pairs, rounds
         assert plan.steps == sum(sides)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from infra.bench.sse import BadAnswer, Event, Part, is_whole, read_body, read_events, read_head
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+WAVE = "🌊".encode()
 PAYLOADS = (
     b": queued\n\n",
     b"data: one\n\n",
     b": ping\n",
-    b"id: 1-2\ndata: \xf0\x9f\x8c\x8a\r\n\r\n",
+    b"id: 1-2\ndata: " + WAVE + b"\r\n\r\n",
     b"data: [DONE]\n\n",
 )
 

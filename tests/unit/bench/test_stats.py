@@ -1,6 +1,7 @@
 """Percentiles and intervals of a bench."""
 
 import statistics
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -34,19 +35,31 @@ class TestPercentile:
             percentile([1.0], percent=101)
 
 
+def _interval(samples: list[float]) -> tuple[float, float]:
+    return bootstrap_interval(samples, statistic=median, rounds=200)
+
+
 class TestBootstrapInterval:
     def test_is_the_same_for_the_same_seed(self) -> None:
         samples = [float(value) for value in range(40)]
-        assert bootstrap_interval(samples, rounds=200) == bootstrap_interval(samples, rounds=200)
+        assert _interval(samples) == _interval(samples)
 
     def test_holds_the_median_of_what_it_was_given(self) -> None:
         samples = [float(value) for value in range(101)]
-        low, high = bootstrap_interval(samples, rounds=500)
+        low, high = bootstrap_interval(samples, statistic=median, rounds=500)
         assert low < median(samples) < high
         assert high - low < 40
 
+    def test_keeps_pairs_together(self) -> None:
+        pairs = [(float(value) + 5, float(value)) for value in range(50)]
+
+        def difference(drawn: Sequence[tuple[float, float]]) -> float:
+            return median([ours for ours, _ in drawn]) - median([theirs for _, theirs in drawn])
+
+        assert bootstrap_interval(pairs, statistic=difference, rounds=100) == (5.0, 5.0)
+
     def test_has_no_width_when_all_samples_agree(self) -> None:
-        assert bootstrap_interval([3.0] * 10, rounds=50) == (3.0, 3.0)
+        assert _interval([3.0] * 10) == (3.0, 3.0)
 
 
 class TestDescribe:

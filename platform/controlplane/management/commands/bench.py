@@ -25,6 +25,7 @@ from infra.bench.output import print_table
 from infra.bench.record import print_record
 from infra.bench.registry import BENCHES, Advance, Bench, BenchFailed, Finished, Options, engine_of
 
+_WIDTH = 120  # of what goes into a file
 ENGINES = ("vllm", "simulated")
 
 
@@ -53,7 +54,7 @@ class Command(BaseCommand):
             raise CommandError("name a bench, or use --list", returncode=2)
         names = ("engine", "requests", "concurrency", "max_tokens", "prompt_words")
         chosen = Options(**{name: options[name] for name in names})
-        console = Console(stderr=True)
+        console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
         try:
             with _platform(chosen.engine, console) as instance:
                 finished = _run(BENCHES[options["name"]], instance, chosen, console)
@@ -73,11 +74,11 @@ def _platform(engine: str, console: Console) -> Iterator[Instance]:
     running = Instance.find(home)
     kind = None if running is None else asyncio.run(engine_of(running))
     if running is not None and kind == engine:
-        console.print(f"using the platform that runs from {home} (engine {engine})", highlight=False)
+        console.print(f"using the platform that runs from {home} (engine {engine})")
         yield running
         return
     why = "none runs" if running is None else f"the running one has the engine {kind}"
-    console.print(f"starting a private platform with the engine {engine}: {why}", highlight=False)
+    console.print(f"starting a private platform with the engine {engine}: {why}")
     with private_instance(engine=engine) as private:
         yield private
 
