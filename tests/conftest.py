@@ -1,14 +1,19 @@
 """Fixtures of all tests: real stores, started once per session and only when a test asks.
 
-The addresses are known, and in the environment, from here on; the servers start in the fixtures. pytest-django
-has read the settings by now, so what it took from the environment is read again.
+The addresses are known, and in the environment, before Django reads its settings; the servers start in the fixtures.
+Nothing of a platform that runs beside the tests is read: they have a home of their own.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import django
 import pytest
 from hypothesis import settings
 from redis.asyncio import Redis
@@ -22,10 +27,18 @@ for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+_HOME = Path(tempfile.mkdtemp(prefix="weir-tests-"))
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+(_HOME / "static").mkdir()  # WhiteNoise warns of a folder that is not there, and a warning is an error
+
 _STORES = Stores()
 _STORES.fill_environment()
-os.environ.setdefault("WEIR_SECRET", "a-root-secret-that-only-tests-use-0123456789")
+os.environ["WEIR_HOME"] = str(_HOME)
+os.environ["CLICKHOUSE_URL"] = f"chdb+unix://{_HOME}/run/meter.sock"
+os.environ["WEIR_SECRET"] = "a-root-secret-that-only-tests-use-0123456789"
+os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
 environment.cache_clear()
+django.setup()
 
 
 @pytest.fixture(scope="session")

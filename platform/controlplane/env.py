@@ -1,5 +1,10 @@
-"""The environment, read once and checked: every store is one URL. `.env` beside manage.py is read too."""
+"""The environment, read once and checked: every store is one URL.
 
+`.env` beside manage.py is read too, and below it `$WEIR_HOME/env`, where `make up` writes the addresses of the stores
+that it starts: so a command typed by hand finds them.
+"""
+
+import os
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -14,7 +19,7 @@ LOCAL_SECRET = "local-development-secret-not-for-production"  # noqa: S105 - ref
 class Environment(BaseSettings):
     """Settings by environment variable; names are the fields' in upper case, `WEIR_…` where an alias says so."""
 
-    model_config = SettingsConfigDict(env_file=ROOT / ".env", extra="ignore")
+    model_config = SettingsConfigDict(extra="ignore")
 
     home: Path = Field(default=ROOT / ".weir", validation_alias="WEIR_HOME")
     secret: SecretStr = Field(default=SecretStr(LOCAL_SECRET), validation_alias="WEIR_SECRET")
@@ -73,7 +78,8 @@ class Environment(BaseSettings):
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The process's environment. Raises pydantic's ValidationError naming each wrong variable."""
-    return Environment()
+    home = Path(os.environ.get("WEIR_HOME") or ROOT / ".weir")
+    return Environment(_env_file=(home / "env", ROOT / ".env"))
 
 
 def _database(url: str, number: int) -> str:

@@ -113,13 +113,15 @@ def usage(request: HttpRequest) -> HttpResponse:
     rows, problem = _answer(
         lambda: [_usage_cells(key, name, start_ms, end_ms) for key, name in names.items()], empty=none
     )
-    speed, _ = _answer(lambda: usage_reports.latency_percentiles(start_ms=start_ms, end_ms=end_ms), empty=None)
+    speed, speed_problem = _answer(
+        lambda: usage_reports.latency_percentiles(start_ms=start_ms, end_ms=end_ms), empty=None
+    )
     headers = ["Tenant", "Requests", "Input tokens", "of them cached", "Output tokens", "Cost"]
     context = {
         "title": f"Usage of the last {USAGE_DAYS} days",
         "table": {"headers": headers, "rows": rows},
         "speed": speed,
-        "problem": problem,
+        "problem": problem or speed_problem,
     }
     return _page(request, "usage", context)
 

@@ -1,18 +1,20 @@
 """The environment: only its own names are read, and every URL has its stated default."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from controlplane.env import ROOT, Environment
+from controlplane.env import ROOT, Environment, environment
 
 
 @pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("WEIR_HOME", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "WEIR_POOL", "WEIR_SECRET"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setitem(Environment.model_config, "env_file", None)
+    yield
+    environment.cache_clear()
 
 
 class TestEnvironment:
@@ -39,6 +41,15 @@ class TestEnvironment:
         assert Environment().pool_name == Environment().model
         monkeypatch.setenv("WEIR_POOL", "gpu")
         assert Environment().pool_name == "gpu"
+
+    def test_finds_what_make_up_wrote_below_the_dotenv(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "env").write_text("REDIS_URL=redis://127.0.0.1:7777/0\n")
+        monkeypatch.setenv("WEIR_HOME", str(tmp_path))
+        environment.cache_clear()
+        assert environment().redis == "redis://127.0.0.1:7777/0"
+        monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:8888/0")
+        environment.cache_clear()
+        assert environment().redis == "redis://127.0.0.1:8888/0"
 
     def test_refuses_a_short_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WEIR_SECRET", "short")

@@ -1,0 +1,64 @@
+"""The operator's pages: what a store does not answer is said on the page; nobody else sees them."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from redis import Redis
+
+from contracts.models import ModelCard
+from contracts.wire import encode
+
+CARD = ModelCard(
+    model="toy-1", pool="toy", repository="example/toy", revision="r1", weights_sha256="ab" * 32, tokenizer_sha256="cd",
+    dtype="bfloat16", kv_cache_dtype="fp8", layers=2, heads=4, kv_heads=2, head_size=16, vocabulary=300,
+    context_tokens=512, block_tokens=16, engine="vllm", engine_version="0.32.0", created_at_ms=1,
+)  # fmt: skip
+PAGES = ["/admin/requests/", "/admin/usage/", "/admin/engines/"]
+
+
+class TestOperatorPages:
+    @pytest.mark.parametrize("path", PAGES)
+    def test_send_a_stranger_to_the_login(self, path: str, db: None, wired: Redis, client: Client) -> None:
+        answer = client.get(path)
+        assert (answer.status_code, answer["location"].startswith("/admin/login/")) == (302, True)
+
+    @pytest.mark.parametrize("path", PAGES)
+    def test_are_not_for_staff_without_the_permission(self, path: str, db: None, wired: Redis, client: Client) -> None:
+        client.force_login(User.objects.create_user("bob", password="another long phrase", is_staff=True))
+        assert client.get(path).status_code == 403
+
+    @pytest.mark.parametrize("path", ["/admin/requests/", "/admin/usage/"])
+    def test_say_that_usage_cannot_be_read(self, path: str, operator: Client) -> None:
+        answer = operator.get(path)
+        assert answer.status_code == 200
+        assert "Usage cannot be read right now" in answer.content.decode()
+
+    def test_show_what_runs_as_it_registered(self, operator: Client, wired: Redis) -> None:
+        wired.hset("w:models", "toy-1", encode(CARD))
+        wired.set("w:workers:worker-7", b'{"pool": "toy", "state": "ready", "running": 3}')
+        page = operator.get("/admin/engines/").content.decode()
+        for told in ("toy-1", "vllm 0.32.0", "ab" * 32, "bfloat16 / fp8", "worker-7", "ready"):
+            assert told in page
+
+    def test_say_that_nothing_runs(self, operator: Client) -> None:
+        assert "No engine has registered yet" in operator.get("/admin/engines/").content.decode()
+
+    def test_every_link_of_the_sidebar_opens(self, operator: Client) -> None:
+        from controlplane.navigation import sidebar
+
+        links = [item["link"] for group in sidebar(None) for item in group["items"]]
+        assert len(links) >= 12
+        assert {link: operator.get(link).status_code for link in links} == dict.fromkeys(links, 200)
+
+
+class TestUnknownPaths:
+    def test_are_404_in_the_api_s_own_words(self, db: None, wired: Redis, client: Client) -> None:
+        answer = client.get("/no/such/path")
+        assert answer.status_code == 404
+        assert answer.json()["error"] == {
+            "message": "No such path: /no/such/path", "type": "invalid_request_error",
+            "param": None, "code": "not_found",
+        }  # fmt: skip
+
+    def test_the_root_leads_to_the_console(self, db: None, wired: Redis, client: Client) -> None:
+        assert client.get("/")["location"] == "/admin/"
