@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.bench.instance import Instance, private_instance
+from infra.bench.instance import Instance, InstanceFailed, private_instance
 from infra.setup.sdk import Clients, ensure_clients
 from tests.e2e.api import Api
 
@@ -95,7 +96,13 @@ def clients() -> Clients:
 def _run(config: pytest.Config, *, engine: str) -> Iterator[Platform]:
     started_at = int(time.time())  # noqa: TID251 - the window of the usage report begins here
     given = os.environ.get(GIVEN[engine])
-    with private_instance(engine=engine) if given is None else nullcontext(Instance(Path(given))) as instance:
+    with ExitStack() as stack:
+        try:
+            instance = Instance(Path(given)) if given else stack.enter_context(private_instance(engine=engine))
+        except InstanceFailed as failure:
+            sys.stdout.write(f"{failure}\n")
+            # Once is enough: pytest repeats what is raised here for every test of the session.
+            pytest.fail(f"no platform with the engine {engine}: see the output of the first test", pytrace=False)
         running = config.stash.setdefault(_RUNNING, [])
         running.append(instance)
         demo = instance.demo
