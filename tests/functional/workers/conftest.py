@@ -30,8 +30,8 @@ from workers.loop import Worker
 from workers.wiring import build_worker
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_SECONDS = 30
-FAR_MS = 60_000
+DEADLINE_SECONDS = 75
+FAR_MS = 900_000
 
 
 @dataclass
