@@ -29,3 +29,9 @@ def find_published(*, policy_id: str) -> PolicyRef | None:
         Policy.objects.filter(pk=key, published_version__gte=1).values_list("published_version", flat=True).first()
     )
     return None if version is None else PolicyRef(policy_id=policy_id, version=version)
+
+
+def published_refs(*, limit: int) -> list[PolicyRef]:
+    """The versions in force, the newest policies first."""
+    rows = Policy.objects.filter(published_version__gte=1).order_by("-pk").values_list("pk", "published_version")
+    return [PolicyRef(policy_id=str(key), version=version) for key, version in rows[:limit]]

@@ -6,12 +6,12 @@ it outlives PostgreSQL being away (the last answer stands) and is refused, not i
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError, close_old_connections
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -20,7 +20,7 @@ from contracts.errors import NotFound, Unavailable
 from contracts.models import ModelCard
 from contracts.wire import WireError, decode
 from gateway.services import ServedModel
-from gateway.tokenizer import PromptTokenizer
+from gateway.tokenizer import PromptTokenizer, TokenizerFilesError
 
 log = logging.getLogger("weir.catalogue")
 
@@ -36,16 +36,20 @@ class CatalogueCache:
 
     redis: Redis
     clock: Clock
-    _offered: dict[str, str] = field(default_factory=dict)  # model name -> tokenizer directory
+    read_offered: Callable[[], Awaitable[dict[str, str]]]  # model name -> tokenizer directory; raises Unavailable
+    _offered: dict[str, str] = field(default_factory=dict)
     _cards: dict[str, ModelCard] = field(default_factory=dict)
     _tokenizers: dict[str, PromptTokenizer] = field(default_factory=dict)
     _was_read: bool = False
     _looked_at: float | None = None
 
     async def keep_fresh(self) -> None:
-        """Reads again every five seconds, off every request's way. Runs as long as the server."""
+        """Reads again every five seconds, off every request's way, and loads new tokenizers. Never returns."""
         while True:
             await self._refresh()
+            for name in self._offered.keys() & self._cards.keys():
+                with suppress(Unavailable):  # logged; a request for it gets the reason
+                    await self._tokenizer(name)
             await asyncio.sleep(FRESH_SECONDS)
 
     async def get(self, model: str) -> ServedModel:
@@ -58,7 +62,7 @@ class CatalogueCache:
             raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
         if model not in self._cards:
             raise Unavailable(f"No engine of `{model}` has started yet.", retry_after_ms=5_000)
-        return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(self._offered[model]))
+        return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(model))
 
     async def list(self) -> list[ServedModel]:
         """Every offered model whose engine has registered, by name. Raises Unavailable before the first read."""
@@ -78,22 +82,25 @@ class CatalogueCache:
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
                 self._cards = _decode_cards(await self.redis.hgetall(CARDS_KEY))
-                self._offered = await sync_to_async(_offered_models, thread_sensitive=False)()
+            self._offered = await self.read_offered()
             self._was_read = True
-        except (DatabaseError, RedisError, TimeoutError) as error:
+        except (Unavailable, RedisError, TimeoutError) as error:
             log.warning("catalogue not refreshed, the last one stands: %s", type(error).__name__)
 
-    async def _tokenizer(self, directory: str) -> PromptTokenizer:
+    async def _tokenizer(self, model: str) -> PromptTokenizer:
+        """Loaded once, off the event loop. Raises Unavailable for files that are not the engine's."""
+        directory, card = self._offered[model], self._cards[model]
         if directory not in self._tokenizers:
-            self._tokenizers[directory] = await asyncio.to_thread(PromptTokenizer.load, Path(directory))
-        return self._tokenizers[directory]
-
-
-def _offered_models() -> dict[str, str]:
-    close_old_connections()
-    from controlplane.models import ServedModel as Row
-
-    return dict(Row.objects.filter(enabled=True).values_list("name", "tokenizer_dir"))
+            try:
+                self._tokenizers[directory] = await asyncio.to_thread(PromptTokenizer.load, Path(directory))
+            except TokenizerFilesError as error:
+                log.exception("tokenizer of %s cannot be loaded", model)
+                raise Unavailable("The model's tokenizer cannot be loaded.", retry_after_ms=30_000) from error
+        tokenizer = self._tokenizers[directory]
+        if card.tokenizer_sha256 and tokenizer.sha256 != card.tokenizer_sha256:
+            log.error("tokenizer.json of %s is %s, its engine's is %s", model, tokenizer.sha256, card.tokenizer_sha256)
+            raise Unavailable("The model's tokenizer is not its engine's.", retry_after_ms=30_000)
+        return tokenizer
 
 
 def _decode_cards(raw: dict[Any, Any]) -> dict[str, ModelCard]:

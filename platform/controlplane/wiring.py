@@ -22,6 +22,7 @@ from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef, TenantContext
 from controlplane.catalogue import CatalogueCache
 from controlplane.env import Environment, environment
+from controlplane.models import ServedModel
 from fairqueue.keys import mailbox_channel
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
@@ -43,6 +44,7 @@ DATABASE_SECONDS = 3.0
 REPORT_SECONDS = 20.0
 PRICE_FRESH_SECONDS = 30.0
 PRICE_ENTRIES_MAX = 10_000
+WARM_POLICIES_MAX = 100
 
 log = logging.getLogger("weir.wiring")
 
@@ -56,8 +58,9 @@ def gateway_services() -> GatewayServices:
     secret = env.secret.get_secret_value()
     clock = SystemClock()
     redis = open_redis(env.redis)
-    catalogue, prices = CatalogueCache(redis=redis, clock=clock), PriceCache(clock=clock)
+    catalogue, prices = CatalogueCache(redis=redis, clock=clock, read_offered=_read_offered), PriceCache(clock=clock)
     validators = ValidatorPool()
+    policies = PublishedPolicies(store=PolicyStore(redis))
     gateway_id = env.gateway_id or f"gw-{mint_nonce()}"
     pepper = derive(secret, KEY_PEPPER)
     return GatewayServices(
@@ -71,17 +74,22 @@ def gateway_services() -> GatewayServices:
         epochs=DatabaseEpochs(),
         catalogue=catalogue,
         prices=prices,
-        policies=PublishedPolicies(store=PolicyStore(redis)),
+        policies=policies,
         usage=ClickHouseReports(),
         cache_salt_secret=derive(secret, CACHE_SALT),
         validators=validators,
-        background=(catalogue.keep_fresh, prices.keep_fresh, partial(_close_at_the_end, validators)),
+        background=(catalogue.keep_fresh, prices.keep_fresh, partial(_warm, policies, validators)),
         settings=GatewaySettings(cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip())),
     )
 
 
-async def _close_at_the_end(validators: ValidatorPool) -> None:
-    """Validators start when a policy asks for them; their processes end with the server."""
+async def _warm(policies: "PublishedPolicies", validators: ValidatorPool) -> None:
+    """Compiles the published policies before somebody waits for it. The validators' processes end with the server."""
+    try:
+        for ref in await from_database(safety_reads.published_refs, limit=WARM_POLICIES_MAX):
+            await policies.get(ref)
+    except Unavailable:
+        log.warning("policies are not warm; the first request of each compiles it")
     try:
         await asyncio.Event().wait()
     finally:
@@ -100,6 +108,12 @@ async def from_database(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
             return await sync_to_async(ask, thread_sensitive=False)()
     except (DatabaseError, TimeoutError) as error:
         raise Unavailable("The database does not answer right now.", retry_after_ms=2_000) from error
+
+
+async def _read_offered() -> dict[str, str]:
+    return await from_database(
+        lambda: dict(ServedModel.objects.filter(enabled=True).values_list("name", "tokenizer_dir"))
+    )
 
 
 async def _load_context(digest: str) -> TenantContext | None:
