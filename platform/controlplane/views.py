@@ -197,10 +197,11 @@ def _request_cells(row: RequestRow, names: dict[str, str]) -> list[str | SafeStr
 
 
 def _timed(step: TimelineStep, longest_us: int) -> dict[str, Any]:
+    detail = step.detail.replace("; ", "\n")  # one line for each rule's verdict
     if step.duration_us is None:
-        return {"name": step.step, "time": "", "detail": step.detail, "percent": 0}
+        return {"name": step.step, "time": "", "detail": detail, "percent": 0}
     percent = round(100 * step.duration_us / longest_us) if longest_us else 0
-    return {"name": step.step, "time": f"{step.duration_us / 1000:,.2f} ms", "detail": step.detail, "percent": percent}
+    return {"name": step.step, "time": f"{step.duration_us / 1000:,.2f} ms", "detail": detail, "percent": percent}
 
 
 def _moment(at_ms: int) -> str:
