@@ -27,6 +27,7 @@ from workers.registration import Heartbeat, publish_card, publish_heartbeat, rea
 WAKE_SECONDS = 3.0
 REDIS_RETRY_SECONDS = 0.2
 REAP_LIMIT = 100
+CANCEL_AGAIN_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +61,6 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then drain. Raises what a service raised when one gives up (the engine, for one)."""
         services = (
-            self._ports.host.run,
             self._ports.publisher.run,
             self._ports.attempts.run,
             self._ports.evaluation.run,
@@ -70,11 +70,12 @@ class Worker:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(service()) for service in services]
-                tasks.append(group.create_task(self._poke_on(stop)))
+                engine = group.create_task(self._ports.host.run())
+                tasks = {group.create_task(service()) for service in services}
+                tasks.add(group.create_task(self._poke_on(stop)))
                 await self._work(stop)
-                for task in tasks:
-                    task.cancel()
+                engine.cancel()
+                await _end_all(tasks)
         finally:
             await self._ports.host.adapter.aclose()
             await self._ports.validators.close()
@@ -265,3 +266,12 @@ class Worker:
             await withdraw_heartbeat(self._redis, self._ports.worker_id)
         except RedisError as error:
             log.warning("withdraw_failed", error=type(error).__name__)
+
+
+async def _end_all(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended: up to Python 3.11 `asyncio.wait_for`, which redis-py uses, can swallow a
+    cancellation that comes together with its result (bugs.python.org/issue37658)."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_SECONDS)
