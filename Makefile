@@ -5,7 +5,7 @@ RUN := .venv/bin/python manage.py
 export PYTHONPATH := platform:.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up ps logs down doctor clean test check format lock
+.PHONY: help setup engine up ps logs down doctor clean test check format lock
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -31,7 +31,11 @@ doctor: ## test every store and the engine, say what is wrong and how to fix it
 clean: ## stop it and remove its data (.weir); environments and the model stay cached
 	@if [ -x .venv/bin/python ]; then $(RUN) down --remove-data; else rm -rf .weir; fi
 
-test: setup ## all tests, on real stores (ARGS="tests/unit -k budget")
+engine: setup ## make the engine's environment and the model, start nothing
+	@.venv/bin/python -m controlplane.local engine
+
+test: setup ## all tests, on real stores and real vLLM (ARGS="tests/unit -k budget": only those)
+	@$(if $(ARGS),,.venv/bin/python -m controlplane.local engine || echo "without vLLM: its tests are skipped, with this reason")
 	@exec .venv/bin/python -m pytest $(ARGS)
 
 check: setup ## format, lint, types, imports

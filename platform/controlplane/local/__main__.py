@@ -1,18 +1,22 @@
-"""`python -m controlplane.local up`: what `manage.py up` does, two seconds earlier, because Django is not loaded."""
+"""`python -m controlplane.local up`: `manage.py up` without loading Django first; `… engine` makes the engine."""
 
 import sys
 from argparse import ArgumentParser
 
-from controlplane.local.launch import add_arguments, run_up
+from controlplane.local.launch import add_arguments, prepare_engine, run_up
 
 
 def main() -> int:
     """Runs `up`. Returns the exit code."""
     parser = ArgumentParser(prog="weir", description="Run the whole platform on this machine.")
     commands = parser.add_subparsers(required=True)
-    add_arguments(commands.add_parser("up", help="start everything, stay until Ctrl-C"))
+    up = commands.add_parser("up", help="start everything, stay until Ctrl-C")
+    add_arguments(up)
+    up.set_defaults(run=lambda options: run_up(detach=options.detach, with_demo=not options.no_demo))
+    engine = commands.add_parser("engine", help="make the engine's environment and the model, start nothing")
+    engine.set_defaults(run=lambda options: prepare_engine())
     options = parser.parse_args()
-    return run_up(detach=options.detach, with_demo=not options.no_demo)
+    return int(options.run(options))
 
 
 if __name__ == "__main__":

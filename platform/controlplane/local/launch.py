@@ -195,15 +195,7 @@ def _prepare(*, layout: Layout, console: Console) -> Plan:
     engine = choose_engine(settings=settings)
     python: Path | None = None
     if engine == "vllm":
-        python = _ensure_engine(layout)
-        began = time.monotonic()
-        directory = model.cached_directory(root=layout.root)
-        if not directory.exists():
-            console.print("  … model: converted once, about a minute")
-        directory, made = model.ensure_model(root=layout.root, python=python)
-        if made:
-            size = sum(path.stat().st_size for path in directory.iterdir()) / 1e6
-            console.print(f"  [green]✓[/] model, {size:.0f} MB, {time.monotonic() - began:.0f} s")
+        python = _make_engine(layout=layout, console=console)
     secrets = load_or_make(layout=layout)
     plan = make_plan(layout=layout, settings=settings, secrets=secrets, engine=engine, engine_python=python)
     names = [name for name in plan.env if name in _SHARED or name.startswith("WEIR_")]
@@ -211,6 +203,33 @@ def _prepare(*, layout: Layout, console: Console) -> Plan:
     for note in plan.notes:
         console.print(f"  [yellow]{note}[/]", soft_wrap=True)
     return plan
+
+
+def prepare_engine() -> int:
+    """Makes the engine's environment and the model, once per user: what the tests of real vLLM need. The exit code."""
+    console = Console(highlight=False)
+    try:
+        _make_engine(layout=Layout.of_clone(), console=console)
+    except SetupFailed:
+        return 1  # the bootstrap has said why
+    except model.ModelFailed as error:
+        return _fail(console, str(error))
+    except OSError as error:
+        return _fail(console, _explain(error))
+    return 0
+
+
+def _make_engine(*, layout: Layout, console: Console) -> Path:
+    """The engine's interpreter, its environment and model made where they are not yet. Raises SetupFailed."""
+    python = _ensure_engine(layout)
+    began = time.monotonic()
+    if not model.cached_directory(root=layout.root).exists():
+        console.print("  … model: converted once, about a minute")
+    directory, made = model.ensure_model(root=layout.root, python=python)
+    if made:
+        size = sum(path.stat().st_size for path in directory.iterdir()) / 1e6
+        console.print(f"  [green]✓[/] model, {size:.0f} MB, {time.monotonic() - began:.0f} s")
+    return python
 
 
 def _ensure_engine(layout: Layout) -> Path:
