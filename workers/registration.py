@@ -70,6 +70,7 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
     hashes: Mapping[str, str] = manifest.get("files", {})
     try:
         heads = int(config["num_attention_heads"])
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
         return ModelCard(
             model=model,
             pool=pool,
@@ -77,8 +78,8 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
             revision=str(manifest.get("revision", "")),
             weights_sha256=_weights_digest(folder, hashes),
             tokenizer_sha256=hashes.get("tokenizer.json") or _digest(folder / "tokenizer.json"),
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
-            kv_cache_dtype=facts.cache_dtype,
+            dtype=dtype,
+            kv_cache_dtype=dtype if facts.cache_dtype == "auto" else facts.cache_dtype,  # vLLM's "auto" is the model's
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),

@@ -107,6 +107,9 @@ class TestModelCard:
         assert len(made.tokenizer_sha256) == 64
         assert made.weights_sha256 == ""
 
+    def test_names_the_cache_type_that_the_engine_chose_by_itself(self, tmp_path):
+        assert card(write_toy_model(tmp_path)).kv_cache_dtype == "bfloat16"
+
     def test_hashes_the_weights_unless_the_manifest_does(self, tmp_path):
         folder = write_toy_model(tmp_path)
         (folder / "model.safetensors").write_bytes(b"weights")
