@@ -102,6 +102,10 @@ class CompiledPolicy:
         """Numbers of the rules that run as automata at `stage`."""
         return tuple(i for i, rule in enumerate(self.rules) if stage in rule.stages and rule.automata)
 
+    def judges(self, stage: Stage) -> bool:
+        """Does any rule look at `stage`?"""
+        return any(stage in rule.stages for rule in self.rules)
+
     def buffered(self, stage: Stage) -> tuple[CompiledRule, ...]:
         """Rules of `stage` that judge a whole text by a validator: output waits for its end (buffer mode)."""
         return tuple(rule for rule in self.rules if stage in rule.stages and rule.call is not None)

@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 
 from billing import selectors as usage_reports
 from billing.clickhouse.shapes import RequestRow, TimelineStep
+from contracts.errors import InvalidRequest
 from contracts.models import ModelCard
 from contracts.money import text_from_nano
 from contracts.wire import decode
@@ -161,6 +162,8 @@ def _answer(ask: Callable[[], T], *, empty: T) -> tuple[T, str | None]:
         return ask(), None
     except ClickHouseUnavailable as error:
         return empty, f"Usage cannot be read right now: {error}. Nothing is lost; it waits in the stream."
+    except InvalidRequest as error:
+        return empty, error.message
 
 
 def _tenant_names() -> dict[str, str]:

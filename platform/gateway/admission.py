@@ -206,6 +206,12 @@ class Admission:
         begun = clock.monotonic()
         async with self._answers_in_time():
             policy = await self._services.policies.get(draft.context.policy)
+        if draft.asked.sampling.get("logprobs") not in (None, False) and policy.judges(Stage.OUTPUT):
+            raise InvalidRequest(
+                "logprobs: not available under your output guardrails, whose hidden text they would spell out",
+                param="logprobs",
+                code="unsupported_value",
+            )
         verdict = await self._verdict(policy, draft.content.texts())
         spent_us = int((clock.monotonic() - begun) * 1_000_000)
         if verdict.blocked:

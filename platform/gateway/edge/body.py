@@ -8,6 +8,7 @@ no later step meets it.
 import asyncio
 import json
 import math
+import re
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -120,7 +121,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _too_deep() from error
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    if body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH_MAX or b"\\u" in body:
+    nests = body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH_MAX
+    if nests or b"\\u" in body or _LONG_DIGITS.search(body):
         _inspect(document)
     return document
 
@@ -140,9 +142,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+class _Oversized(int):
+    """Stands where an integer did not fit, until `_inspect` finds the field that it is in."""
+
+
 def _integer(digits: str) -> int:
     if len(digits.lstrip("-")) > limits.JSON_INTEGER_DIGITS_MAX or not -(2**63) <= int(digits) < 2**63:
-        raise InvalidRequest("an integer in the body does not fit in 64 bits", code="integer_out_of_range")
+        return _Oversized()
     return int(digits)
 
 
@@ -157,31 +163,35 @@ def _constant(name: str) -> None:
     raise InvalidRequest(f"{name} is not JSON", code="invalid_json")
 
 
+_INSPECTED = (str, dict, list, _Oversized)
+_LONG_DIGITS = re.compile(rb"[0-9]{19}")
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant, strict=True
 )
 
 
 def _inspect(document: dict[str, Any]) -> None:
-    """Depth and lone surrogates of the whole document; iterative, so that depth costs no stack."""
+    """Depth, lone surrogates and oversized integers of the document; iterative, so that depth costs no stack."""
     pending: list[tuple[Any, str, int]] = [(document, "", 1)]
     while pending:
         value, path, depth = pending.pop()
         if isinstance(value, str):
             _check_surrogates(value, path)
             continue
+        if isinstance(value, _Oversized):
+            raise InvalidRequest(f"{path}: does not fit in 64 bits", param=path, code="integer_out_of_range")
         if depth > limits.JSON_DEPTH_MAX:
             raise _too_deep(path.split(".")[0].split("[")[0] or None)
         if isinstance(value, dict):
             for key, item in value.items():
                 _check_surrogates(key, path or "body")
-                if isinstance(item, str | dict | list):
+                if isinstance(item, _INSPECTED):
                     pending.append((item, f"{path}.{key}" if path else key, depth + 1))
         else:
             pending += [
                 (item, f"{path}[{index}]", depth + 1)
                 for index, item in enumerate(value)
-                if isinstance(item, str | dict | list)
+                if isinstance(item, _INSPECTED)
             ]
 
 

@@ -30,6 +30,7 @@ from gateway.edge.json_schema import check_schema
 from gateway.edge.messages import check_messages, check_tool_choice, check_tools
 
 INT64_MAX = 2**63 - 1
+_GREEDY_BELOW = 1e-5  # as vLLM: below it sampling is greedy
 _TOKEN_MAX = 2**31 - 1  # narrowed to the model's vocabulary in `check_vocabulary`
 
 
@@ -267,6 +268,8 @@ def _check_together(read: dict[str, Any], sampling: dict[str, Any], *, endpoint:
         raise wrong("stream_options", "needs stream: true")
     if read.get("best_of", read.get("n", 1)) != read.get("n", 1):
         raise wrong("best_of", "must equal n: every choice is sent", code="unsupported_value")
+    if read.get("n", 1) > 1 and sampling.get("temperature", 1.0) < _GREEDY_BELOW:
+        raise wrong("n", "must be 1 at temperature 0: greedy choices would all be the same")
     if len({read[name] for name in ("max_tokens", "max_completion_tokens") if name in read}) > 1:
         raise wrong("max_tokens", "differs from max_completion_tokens; send one of them")
     if len({read[name] for name in ("user", "safety_identifier") if name in read}) > 1:
