@@ -33,6 +33,12 @@ class TestOperatorPages:
         assert answer.status_code == 200
         assert "Usage cannot be read right now" in answer.content.decode()
 
+    @pytest.mark.parametrize("before", ["x", "%00", "9999", "1:"])
+    def test_say_what_is_wrong_with_a_place_in_the_list(self, before: str, operator: Client) -> None:
+        answer = operator.get(f"/admin/requests/?before={before}")
+        assert answer.status_code == 200
+        assert "before" in answer.content.decode()
+
     def test_show_what_runs_as_it_registered(self, operator: Client, wired: Redis) -> None:
         wired.hset("w:models", "toy-1", encode(CARD))
         wired.set("w:workers:worker-7", b'{"pool": "toy", "state": "ready", "running": 3}')

@@ -296,15 +296,22 @@ class TestGuard:
         assert answer.headers["x-request-id"] == ticket.request_id
         assert await gateway.hold_state(ticket.request_id) == "settled"
 
-    def _guarded(self, gateway: Gateway, *, action: str) -> str:
+    async def test_refuses_logprobs_that_would_spell_out_what_the_output_rules_hide(self, gateway: Gateway) -> None:
+        key = self._guarded(gateway, action="redact", stage="output")
+        body = BODY | {"logprobs": True, "top_logprobs": 1}
+        answer = await gateway.http.post("/v1/chat/completions", json=body, headers=gateway.auth(key))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+        assert (await gateway.queue.depths()).waiting == 0
+
+    def _guarded(self, gateway: Gateway, *, action: str, stage: str = "prompt") -> str:
         document = {
             "id": "pol", "version": 1, "rules": [
-                {"name": "ban", "kind": "ban_list", "stage": ["prompt"], "action": action, "fail": "closed",
+                {"name": "ban", "kind": "ban_list", "stage": [stage], "action": action, "fail": "closed",
                  "config": {"words": ["pumpkin"]}},
             ],
         }  # fmt: skip
         gateway.directory.policy = CompiledPolicy.compile(document)
-        context = replace(CONTEXT, api_key_id=f"guarded-{action}", policy=PolicyRef(policy_id="pol", version=1))
+        context = replace(CONTEXT, api_key_id=f"guarded-{action}-{stage}", policy=PolicyRef(policy_id="pol", version=1))
         return gateway.directory.issue(context)
 
 

@@ -138,3 +138,19 @@ class TestParseObject:
 
     def test_takes_the_widest_integers(self) -> None:
         assert parse_object(b'{"a":[9223372036854775807,-9223372036854775808]}') == {"a": [2**63 - 1, -(2**63)]}
+
+
+class TestIntegers:
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            (b'{"n":18446744073686646784}', "n"),
+            (b'{"seed":-9223372036854775809}', "seed"),
+            (b'{"logit_bias":{"5":99999999999999999999}}', "logit_bias.5"),
+            (b'{"prompt":[1,99999999999999999999]}', "prompt[1]"),
+        ],
+    )
+    def test_that_do_not_fit_are_refused_by_the_name_of_their_field(self, body: bytes, field: str) -> None:
+        with pytest.raises(InvalidRequest) as refused:
+            parse_object(body)
+        assert (refused.value.param, refused.value.code) == (field, "integer_out_of_range")

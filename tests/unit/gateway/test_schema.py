@@ -104,6 +104,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(n=limits.CHOICES_MAX + 1), "n", "invalid_value"),
     (chat(n=2**53), "n", "invalid_value"),
     (chat(n=True), "n", "invalid_type"),
+    (chat(n=2, temperature=0), "n", "invalid_value"),
     (chat(best_of=2), "best_of", "unsupported_value"),
     (chat(thinking_token_budget=5), "thinking_token_budget", "unknown_parameter"),
     (chat(max_tokens=0), "max_tokens", "invalid_value"),
