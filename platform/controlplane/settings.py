@@ -144,4 +144,8 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
+    # One line a second of «due», «received», «succeeded» hides what matters.
+    "loggers": {
+        name: {"level": "WARNING"} for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "httpx")
+    },
 }

@@ -105,9 +105,10 @@ def _gateway_port(draft: _Draft) -> int:
         if not asked.isdigit() or not is_free(int(asked)):
             raise PlanFailed(f"PORT={asked} is taken or not a port; choose another, or leave it out")
         return draft.ports.keep(name="gateway", port=int(asked))
-    port = find_gateway_port(preferred=GATEWAY_PORT)
+    # The port of the last start first: base URLs that people wrote down stay true.
+    port = find_gateway_port(preferred=draft.ports.find(name="gateway") or GATEWAY_PORT)
     if port != GATEWAY_PORT:
-        draft.notes.append(f"port {GATEWAY_PORT} is taken by another program: the gateway listens on {port}")
+        draft.notes.append(f"the gateway listens on {port}: {GATEWAY_PORT} is, or was, another program's")
     return draft.ports.keep(name="gateway", port=port)
 
 
