@@ -5,11 +5,15 @@ cancels what it asked for. Frames ride the mailbox and the log as for SSE; the C
 
 Close codes: 4400 bad event, 4401 auth, 4403 origin, 4408 no key in time, 4413 message too big, 4429 too many responses
 at once again and again, 4500 our mistake; 1012 restart. Invariants: accepted before it is closed, so that the code gets
-through; every event has `event_id` and a `sequence_number` without gaps; a key is in no event, close reason or log.
+through; every event has `event_id` and a `sequence_number` without gaps; a key is in no event, close reason or log; a
+response that was created ends in one `response.done`, one that was refused in one `error`; a wish to stop is kept
+beside the task, which is not cancelled for it: a cancellation inside a store's call may be lost, or leave a job behind.
 """
 
 import asyncio
 import logging
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -28,12 +32,37 @@ from gateway.edge.schema import Asked
 from gateway.services import GatewayServices
 from gateway.stream import assemble
 from gateway.stream.conversation import Conversation
+from gateway.stream.mailbox import Inbox
+from gateway.stream.relay import ClientLost
 from stores.system import mint_nonce, mint_request_id
 
 log = logging.getLogger("weir.gateway.realtime")
 
 _SECRET_PARAMETERS = (b"token=", b"key=", b"api_key=", b"authorization=", b"access_token=")
 _REFUSALS_MAX = 16  # over the bound on open responses, before the connection is closed
+_CLOSE_SECONDS = 10.0  # for the responses of a connection that has ended to be admitted and cancelled
+_LAST_SECONDS = 2.0  # for an admission whose task is cancelled nevertheless
+
+
+@dataclass(slots=True)
+class _Running:
+    """One response under way, and whether somebody wants it to stop."""
+
+    stopped: bool = False
+    inbox: Inbox | None = None
+    task: asyncio.Task[None] | None = None
+
+    def attach(self, inbox: Inbox) -> None:
+        """It is admitted: a wish from before is heard first of all."""
+        self.inbox = inbox
+        if self.stopped:
+            inbox.interrupt()
+
+    def stop(self) -> None:
+        """Heard at once, or as soon as it is admitted. Repeating it is harmless."""
+        if not self.stopped and self.inbox is not None:
+            self.inbox.interrupt()
+        self.stopped = True
 
 
 class _Bye(Exception):
@@ -60,7 +89,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         self._sequence = 0
         self._refusals = 0
         self._closed = False
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, _Running] = {}
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -73,11 +102,24 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             finally:
                 self._closed = True
                 clock.cancel()
-                for task in self._running.values():
-                    task.cancel()
+                await self._stop_all()
+
+    async def _stop_all(self) -> None:
+        """Nobody reads these responses any more. What takes too long is cancelled as a task."""
+        for running in self._running.values():
+            running.stop()
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
 
     async def websocket_connect(self, message: Any) -> None:
-        await self.accept()
+        try:
+            await self.accept()
+        except OSError:  # it left during the handshake
+            self._closed = True
+            return
         await self._guarded(self._welcome())
 
     async def websocket_receive(self, message: Any) -> None:
@@ -93,6 +135,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await step
         except _Bye as bye:
             await self._bye(bye.code, bye.reason)
+        except ClientLost:
+            self._closed = True
         except AuthFailed as error:
             await self._error(error)
             await self._bye(4401, "the API key was not accepted")
@@ -170,48 +214,58 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise InvalidRequest(message, code="too_many_responses")
         asked = self._conversation.ask(response)
         request_id = mint_request_id()
-        task = self._tasks.create_task(self._guarded(self._respond(caller, asked, request_id)))
-        self._running[request_id] = task
-        task.add_done_callback(lambda _: self._running.pop(request_id, None))
+        running = self._running[request_id] = _Running()
+        running.task = self._tasks.create_task(self._guarded(self._respond(caller, asked, request_id, running)))
+        running.task.add_done_callback(lambda _: self._running.pop(request_id, None))
 
     async def _cancel(self, response_id: Any) -> None:
         """Stops one response, or the only one. Its `response.done` says cancelled."""
         wanted = list(self._running) if response_id is None else [str(response_id).removeprefix("resp_")]
         if len(wanted) != 1 or wanted[0] not in self._running:
             raise InvalidRequest("response_id: names no running response", param="response_id", code="not_found")
-        self._running[wanted[0]].cancel()
+        self._running[wanted[0]].stop()
 
-    async def _respond(self, caller: Caller, asked: Asked, request_id: str) -> None:
+    async def _respond(self, caller: Caller, asked: Asked, request_id: str, running: _Running) -> None:
         """Steps 3-7 of one response."""
-        services = self._services
-        admitted = await self._admission.admit(
-            caller, asked, request_id=request_id, idempotency=None, received_at=services.clock.monotonic()
-        )
-        real_id = admitted.ticket.request_id
-        answer = Answer(
-            ticket=admitted.ticket, queue=admitted.queue, inbox=admitted.inbox, generation=admitted.generation
-        )
+        admitted = await self._admit(caller, asked, request_id)
+        answer, real_id = _answer(admitted), admitted.ticket.request_id
+        running.attach(admitted.inbox)
         frames: list[bytes] = []
+        final: Final | None = None
+        failure: WeirError | None
         try:
             await self._emit("response.created", response_id=f"resp_{request_id}", response=_opened(admitted))
             final = await self._relay(answer, frames, response_id=f"resp_{request_id}")
-        except asyncio.CancelledError:
+            failure = failure_of(final)
+        except ClientLost:
             await release(answer)
-            if not self._closed:
-                await self._done(
-                    request_id, real_id, frames, final=None, failure=Cancelled("the response was cancelled")
-                )
-            raise
+            failure = Cancelled("the response was cancelled")
         except WeirError as error:
             await release(answer)
-            await self._done(request_id, real_id, frames, final=None, failure=error)
-        except Exception:
+            failure = error
+        except BaseException:
             await release(answer)
             raise
-        else:
-            await self._done(request_id, real_id, frames, final=final, failure=failure_of(final))
         finally:
-            services.mailbox.close(admitted.inbox)
+            self._services.mailbox.close(admitted.inbox)
+        await self._done(request_id, real_id, frames, final=final, failure=failure)
+
+    async def _admit(self, caller: Caller, asked: Asked, request_id: str) -> Admitted:
+        """Steps 3-5, to their end even when this task is cancelled: then what they queued is cancelled too."""
+        admission = self._admission.admit(
+            caller, asked, request_id=request_id, idempotency=None, received_at=self._services.clock.monotonic()
+        )
+        admitting = asyncio.ensure_future(admission)
+        try:
+            return await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            await asyncio.wait((admitting,), timeout=_LAST_SECONDS)
+            if not admitting.done():
+                admitting.cancel()
+            elif not admitting.cancelled() and admitting.exception() is None:
+                self._services.mailbox.close(admitting.result().inbox)
+                await release(_answer(admitting.result()))
+            raise
 
     async def _relay(self, answer: Answer, frames: list[bytes], *, response_id: str) -> Final:
         settings = self._services.settings
@@ -246,7 +300,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self._emit("response.done", response_id=f"resp_{request_id}", response=response)
 
     async def _error(self, error: WeirError) -> None:
-        await self._emit("error", **error_object(error))
+        with suppress(ClientLost):
+            await self._emit("error", **error_object(error))
 
     async def _emit(self, kind: str, **fields: Any) -> None:
         """One event. A client that does not take it is closed."""
@@ -262,11 +317,21 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             except TimeoutError as error:
                 self._closed = True
                 raise SlowReader("the client does not read its events") from error
+            except (OSError, RuntimeError) as error:  # RuntimeError: how ASGI servers refuse to send after a close
+                if isinstance(error, RuntimeError) and not self._closed:
+                    raise
+                self._closed = True
+                raise ClientLost from error
 
     async def _bye(self, code: int, reason: str) -> None:
         if not self._closed:
             self._closed = True
-            await self.close(code=code, reason=reason)
+            with suppress(OSError):  # it closed first
+                await self.close(code=code, reason=reason)
+
+
+def _answer(admitted: Admitted) -> Answer:
+    return Answer(ticket=admitted.ticket, queue=admitted.queue, inbox=admitted.inbox, generation=admitted.generation)
 
 
 def _opened(admitted: Admitted) -> dict[str, Any]:

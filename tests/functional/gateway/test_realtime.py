@@ -18,6 +18,7 @@ from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway
 
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+EVERY: dict[str, int] = {"older_than_ms": 0, "limit": 100}
 
 
 @asynccontextmanager
@@ -98,6 +99,38 @@ class TestRealtime:
             await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
             claim = await gateway.worker.claim()
         assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+
+    async def test_a_cancel_right_after_the_create_is_never_lost(self, gateway: Gateway) -> None:
+        requests = []
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            for _ in range(20):
+                await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+                await say(connection, type="response.cancel")
+                created, done = await event(connection), await event(connection)
+                assert (created["type"], done["type"]) == ("response.created", "response.done")
+                assert done["response_id"] == created["response_id"]
+                assert done["response"]["status"] == "cancelled"
+                requests.append(done["response"]["request_id"])
+            await say(connection, type="session.update", session={})
+            assert (await event(connection))["type"] == "session.updated"
+        ended = {record.request_id: record.outcome for record in await gateway.queue.unsettled(**EVERY)}
+        assert ended == dict.fromkeys(requests, Outcome.CANCELLED)
+        assert len(ended) == 20
+        assert gateway.services.mailbox.open_inboxes == 0
+
+    async def test_a_connection_lost_right_after_the_create_cancels(
+        self, gateway: Gateway, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+            connection.transport.abort()
+        async with asyncio.timeout(10):
+            while not (ended := await gateway.queue.unsettled(**EVERY)):  # noqa: ASYNC110 - the queue offers no event
+                await asyncio.sleep(0.02)
+        assert [record.outcome for record in ended] == [Outcome.CANCELLED]
+        assert [record for record in caplog.records if record.exc_info] == []
 
     async def test_a_failure_is_a_failed_response(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key) as connection:
