@@ -1,12 +1,15 @@
 """Admin of guardrail policies: edit the draft (checked when saved), publish it, look at what was published."""
 
 import json
-from typing import Any, ClassVar
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar, NoReturn
 
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -19,6 +22,9 @@ from safety.defaults import demo_document
 from safety.document import PolicyError
 from safety.models import Policy, PolicyVersion
 
+DEPTH_MAX = 32
+_TOO_DEEP = f"nested deeper than {DEPTH_MAX} levels"
+
 
 class _Indented(json.JSONEncoder):
     """Rules as a person reads them."""
@@ -27,11 +33,76 @@ class _Indented(json.JSONEncoder):
         super().__init__(**{**options, "indent": 2, "ensure_ascii": False})
 
 
+class RulesDecoder(json.JSONDecoder):
+    """JSON that can be checked, stored and drawn again. Every refusal is the one error that the form knows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "parse_constant": _no_constant, "parse_float": _finite})
+
+    def decode(self, text: str, *options: Any) -> Any:
+        """The value of `text`. Raises JSONDecodeError."""
+        try:
+            value = super().decode(text, *options)
+            _check_depth(value)
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except json.JSONDecodeError:
+            raise
+        except UnicodeEncodeError as error:
+            raise json.JSONDecodeError("a text holds half of a surrogate pair", text, 0) from error
+        except RecursionError as error:
+            raise json.JSONDecodeError(_TOO_DEEP, text, 0) from error
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), text, 0) from error
+        return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _children(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+class RulesField(forms.JSONField):
+    """Says what is wrong with the text, which stays in the form as it was typed."""
+
+    def to_python(self, value: Any) -> Any:
+        """The rules. Raises ValidationError."""
+        try:
+            return super().to_python(value)
+        except forms.ValidationError as error:
+            cause = error.__context__
+            if isinstance(cause, json.JSONDecodeError):
+                message = f"This cannot be read as rules: {cause.msg} (line {cause.lineno}, column {cause.colno})."
+                raise forms.ValidationError(message, code="invalid") from cause
+            raise
+
+
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
     """A draft is saved only if it compiles; each complaint names its field."""
 
-    draft_rules = forms.JSONField(
+    draft_rules = RulesField(
         encoder=_Indented,
+        decoder=RulesDecoder,
         required=False,
         initial=list,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 30, "spellcheck": "false", "style": "font-family: monospace"}),
@@ -99,10 +170,16 @@ class PolicyAdmin(ModelAdmin):
 
     @action(description="Publish draft", url_path="publish", permissions=["change"])
     def publish_one(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Only by POST: a link asks first."""
         policy = self.get_object(request, object_id)
-        if policy is not None:
+        if policy is None:
+            return HttpResponseRedirect(reverse("admin:safety_policy_changelist"))
+        if request.method == "POST":
             self._publish(request, policy)
-        return HttpResponseRedirect(reverse("admin:safety_policy_change", args=(object_id,)))
+            return HttpResponseRedirect(reverse("admin:safety_policy_change", args=(object_id,)))
+        title = f"Publish the draft of {policy}"
+        context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "policy": policy}
+        return TemplateResponse(request, "safety/publish.html", context)
 
     def _publish(self, request: HttpRequest, policy: Policy) -> None:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,7 @@ class TestPolicyAdmin:
         saved = admin.post(reverse("admin:safety_policy_add"), self.form(draft_rules=json.dumps(RULES)))
         assert saved.status_code == 302
         policy = Policy.objects.get()
-        published = admin.get(reverse("admin:safety_policy_publish_one", args=[policy.pk]))
+        published = admin.post(reverse("admin:safety_policy_publish_one", args=[policy.pk]))
         assert published.status_code == 302
         assert selectors.find_published(policy_id=str(policy.pk)) is not None
         assert PolicyVersion.objects.get().published_by == "ada"
@@ -162,6 +164,52 @@ class TestPolicyAdmin:
             page = admin.get(reverse(f"admin:safety_{name}", args=args))
             assert page.status_code == 200
         assert "version 1" in admin.get(reverse("admin:safety_policy_changelist")).content.decode()
+
+    @pytest.mark.parametrize(
+        ("draft", "said"),
+        [
+            ("[" * 5_000, "nested deeper than 32 levels"),
+            ("[" * 5_000 + "]" * 5_000, "nested deeper than 32 levels"),
+            ("[" * 500 + "]" * 500, "nested deeper than 32 levels"),
+            (json.dumps([{**RULES[0], "name": "\ud800"}]), "half of a surrogate pair"),
+            ('[{"\\ud800": 1}]', "half of a surrogate pair"),
+            ("[1e999]", "a number is too large"),
+            ("[NaN]", "NaN is not a number"),
+            (f"[{'9' * 5_000}]", "4300"),
+            ("[1,", "Expecting value (line 1, column 4)"),
+        ],
+        ids=lambda value: value[:30],
+    )
+    @pytest.mark.parametrize("saved", [False, True], ids=["add", "change"])
+    def test_draws_a_draft_that_cannot_be_read_again_and_says_why(
+        self, admin: Client, draft: str, said: str, saved: bool
+    ) -> None:
+        policy = services.create_policy(name="demo", rules=RULES) if saved else None
+        url = reverse("admin:safety_policy_change", args=[policy.pk]) if policy else reverse("admin:safety_policy_add")
+        page = admin.post(url, self.form(draft_rules=draft))
+        assert page.status_code == 200
+        assert "This cannot be read as rules: " in page.content.decode()
+        assert said in page.content.decode()
+        assert draft[:100] in html.unescape(page.content.decode())
+        assert [found.draft_rules for found in Policy.objects.all()] == ([RULES] if saved else [])
+
+    def test_publishes_by_post_only_and_with_the_forms_token(self, admin: Client, pushed: SyncRedis) -> None:
+        policy = services.create_policy(name="demo", rules=RULES)
+        url = reverse("admin:safety_policy_publish_one", args=[policy.pk])
+        admin.handler.enforce_csrf_checks = True
+        page = admin.get(url)
+        assert page.status_code == 200
+        assert "Publish the draft of demo" in page.content.decode()
+        assert admin.head(url).status_code == 200
+        assert admin.post(url).status_code == 403
+        assert not PolicyVersion.objects.exists()
+        policy.refresh_from_db()
+        assert policy.published_version == 0
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.content.decode())
+        assert token is not None
+        done = admin.post(url, {"csrfmiddlewaretoken": token[1]})
+        assert done.headers["Location"] == reverse("admin:safety_policy_change", args=[policy.pk])
+        assert PolicyVersion.objects.get().version == 1
 
     def form(self, **changes: str) -> dict[str, str]:
         inline = {f"versions-{name}_FORMS": "0" for name in ("TOTAL", "INITIAL", "MIN_NUM", "MAX_NUM")}
