@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db import IntegrityError, OperationalError
 from django.http import Http404
@@ -20,6 +21,7 @@ _CODES = {
     405: "method_not_allowed",
     406: "not_acceptable",
     409: "conflict",
+    413: "request_too_large",
     415: "unsupported_media_type",
     429: "rate_limit_exceeded",
     503: "service_unavailable",
@@ -39,6 +41,8 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
         answer = _answer(503, "The database does not answer right now.", kind="service_unavailable_error")
         answer["Retry-After"] = "5"
         return answer
+    if isinstance(error, SuspiciousOperation):
+        return _unreadable(error)
     if isinstance(error, Http404):
         return _answer(404, "Not found.")
     if isinstance(error, DjangoPermissionDenied):
@@ -50,6 +54,13 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
             answer["WWW-Authenticate"] = "Bearer"
         return answer
     return None
+
+
+def _unreadable(error: Exception) -> Response:
+    """What Django itself refuses to read, whoever reads first: its own answer would be a page of HTML."""
+    if isinstance(error, RequestDataTooBig):
+        return _answer(413, "The body is too large.")
+    return _answer(400, "The request cannot be read.")
 
 
 def _answer(

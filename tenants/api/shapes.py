@@ -59,7 +59,7 @@ class TenantIn(_TenantFields):
 
 
 class TenantPatch(_TenantFields):
-    """Every field may be left out; the plan is the operator's to change."""
+    """Every field may be left out; plan, queue and time zone are the operator's to change."""
 
 
 class ReasonIn(Strict):

@@ -20,9 +20,12 @@ from contracts.errors import InvalidRequest, PermissionDenied
 from tenants import services
 from tenants.api import shapes
 from tenants.api.auth import ManagementKey, MayManage, actor_of, visible_tenants
+from tenants.api.parsers import StrictJSON
 from tenants.models import ApiKey, AuditEntry, LimitSetting, Project, Tenant
 
 M = TypeVar("M", bound=Model)
+# What a customer has agreed to: its prices and weight, its share of the queue, when its days and months begin.
+_CONTRACT = frozenset({"plan", "queued_max", "timezone"})
 _TENANT = OpenApiParameter("tenant", str, description="Only rows of this tenant (operators).")
 
 
@@ -38,6 +41,7 @@ class NewestFirst(CursorPagination):
 class _Route(viewsets.GenericViewSet[M]):
     authentication_classes = [ManagementKey, SessionAuthentication]
     permission_classes = [MayManage]
+    parser_classes = [StrictJSON]
     pagination_class = NewestFirst
     lookup_value_converter = "uuid"
     http_method_names = ["get", "post", "patch", "delete", "head", "options"]
@@ -87,8 +91,9 @@ class TenantRoute(mixins.ListModelMixin, mixins.RetrieveModelMixin, _Route[Tenan
     @extend_schema(summary="Change a tenant", request=shapes.TenantPatch, responses=shapes.TenantOut)
     def partial_update(self, request: Request, pk: Any = None) -> Response:
         tenant, changes = self.get_object(), self.body(shapes.TenantPatch, partial=True)
-        if isinstance(request.auth, ApiKey) and "plan" in changes:
-            raise PermissionDenied("The plan is changed by an operator.", param="plan")
+        fixed = sorted(_CONTRACT & changes.keys()) if isinstance(request.auth, ApiKey) else []
+        if fixed:
+            raise PermissionDenied(f"`{fixed[0]}` is changed by an operator.", param=fixed[0])
         changed = services.change_tenant(tenant=tenant, changes=changes, actor=actor_of(request))
         return Response(shapes.TenantOut(changed).data)
 

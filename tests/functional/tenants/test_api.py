@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.test import Client
 
 from tenants import events, services
+from tenants.api.errors import openai_error
 from tenants.models import ApiKey, LimitSetting, OutboxEvent, Plan
 from tests.functional.tenants.conftest import Customer
 
@@ -176,12 +178,19 @@ class TestTenants:
         assert operator("post", "tenants", {"name": "acme", "plan": "basic"})[0] == 400
         assert operator("post", f"tenants/{made['id']}/suspend", {"reason": "unpaid"})[1]["state"] == "suspended"
         assert operator("post", f"tenants/{made['id']}/resume", {})[1]["state"] == "active"
+        _, changed = operator("patch", f"tenants/{made['id']}", {"timezone": "UTC", "queued_max": 7})
+        assert (changed["timezone"], changed["queued_max"]) == ("UTC", 7)
         assert operator("patch", f"tenants/{made['id']}", {"timezone": "Mars"})[1]["error"]["param"] == "timezone"
 
-    def test_change_their_own_settings_but_not_their_plan(self, acme: Customer, acme_api: Api) -> None:
+    def test_change_their_own_settings_but_not_their_plan_queue_or_windows(self, acme: Customer, acme_api: Api) -> None:
         status, changed = acme_api("patch", f"tenants/{acme.tenant.id}", {"evaluation_log": True})
         assert (status, changed["evaluation_log"]) == (200, True)
-        assert acme_api("patch", f"tenants/{acme.tenant.id}", {"plan": "basic"})[0] == 403
+        for field, value in (("plan", "basic"), ("queued_max", 10_000), ("timezone", "Pacific/Kiritimati")):
+            status, refused = acme_api("patch", f"tenants/{acme.tenant.id}", {"name": "renamed", field: value})
+            assert (status, refused["error"]["param"]) == (403, field)
+            assert refused["error"]["type"] == "permission_error"
+        acme.tenant.refresh_from_db()
+        assert (acme.tenant.name, acme.tenant.queued_max, acme.tenant.timezone) == ("acme", None, "Asia/Kolkata")
         assert acme_api("post", f"tenants/{acme.tenant.id}/suspend", {})[0] == 403
         assert acme_api("post", "tenants", {"name": "x", "plan": "basic"})[0] == 403
 
@@ -216,6 +225,64 @@ class TestErrors:
         assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
         assert acme_api("put", f"keys/{acme.key.id}", {})[0] == 405
         assert acme_api("get", "keys/not-an-id")[0] == 404
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            (b"[" * 100_000, "nested deeper than 32"),
+            (b'{"a":' * 33 + b"1" + b"}" * 33, "nested deeper than 32"),
+            (b'{"name": NaN}', "NaN is not a number"),
+            (b'{"name": -Infinity}', "-Infinity is not a number"),
+            (b'{"name": 1e999}', "too large"),
+            (b'{"name": ' + b"9" * 5_000 + b"}", "4300"),
+            (b'{"name": "a", "name": "b"}', "names a key twice"),
+            (b'{"\\ud800": 1}', "surrogate"),
+            (b'{"name": "\xff"}', "not UTF-8"),
+            (b'{"name": "x', "Unterminated string"),
+            (b'"' + b'\\"' * 500_000, "Unterminated string"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_that_are_not_strict_json_are_a_400_that_says_why(self, acme_api: Api, body: bytes, said: str) -> None:
+        status, answer = post(acme_api, body)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert said in answer["error"]["message"]
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+    def test_may_be_32_deep_and_may_hold_brackets_in_texts(self, acme_api: Api) -> None:
+        status, answer = post(acme_api, b'{"a":' * 32 + b"1" + b"}" * 32)
+        assert (status, answer["error"]["param"]) == (400, "a")
+        status, answer = post(acme_api, b'{"name": "\\"' + b"[" * 100 + b'\\ud83d\\ude00"}')
+        assert (status, answer["name"]) == (201, '"' + "[" * 100 + "\U0001f600")
+
+    def test_may_be_one_mebibyte(self, acme_api: Api) -> None:
+        body = b'{"name": "x"}'
+        assert post(acme_api, body.ljust(2**20))[0] == 201
+        status, answer = post(acme_api, body.ljust(2**20 + 1))
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+        assert answer["error"]["type"] == "invalid_request_error"
+
+    def test_are_refused_in_json_where_django_itself_finds_them_too_big(self) -> None:
+        answer = openai_error(RequestDataTooBig("Request body exceeded"), {})
+        assert answer is not None
+        assert (answer.status_code, answer.data["error"]["code"]) == (413, "request_too_large")
+        answer = openai_error(DisallowedHost("evil"), {})
+        assert answer is not None
+        assert (answer.status_code, answer.data["error"]["type"]) == (400, "invalid_request_error")
+
+    def test_that_are_forms_are_refused_in_json_before_they_are_read(self, operator: Api) -> None:
+        operator._client.handler.enforce_csrf_checks = True
+        operator._client.cookies["csrftoken"] = "a" * 32
+        form = "application/x-www-form-urlencoded"
+        answer = operator._client.post("/api/v1/projects", data=b"a=" + b"x" * 3_000_000, content_type=form)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def post(api: Api, body: bytes) -> tuple[int, Any]:
+    answer = api._client.post("/api/v1/projects", data=body, content_type="application/json", headers=api._headers)
+    return answer.status_code, answer.json()
 
 
 class TestSchema:
