@@ -25,6 +25,7 @@ from contracts.errors import InvalidRequest
 from contracts.models import ModelCard
 from contracts.money import text_from_nano
 from contracts.wire import decode
+from controlplane.catalogue import CARDS_KEY
 from controlplane.env import environment
 from stores.clickhouse import ClickHouseUnavailable
 from tenants.models import Tenant
@@ -135,7 +136,7 @@ def engines(request: HttpRequest) -> HttpResponse:
     workers: list[dict[str, Any]] = []
     problem = None
     try:
-        cards = [decode(ModelCard, raw) for raw in client.hgetall("w:models").values() if isinstance(raw, bytes)]
+        cards = [decode(ModelCard, raw) for raw in client.hgetall(CARDS_KEY).values() if isinstance(raw, bytes)]
         workers = [_worker(client, key) for key in sorted(client.scan_iter("w:workers:*", count=500))]
     except sync_redis.RedisError:
         problem = "Redis does not answer; what runs cannot be shown."
