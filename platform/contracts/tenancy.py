@@ -48,7 +48,9 @@ class TenantContext:
     """Everything steps 2-5 need of the caller. Resolved from an API key; cached by key digest.
 
     `key_epoch` and `tenant_epoch` are checked inside the hold script, so a revoked key or a suspended tenant is
-    refused at once although this object may be cached. `allowed_models` None means every model.
+    refused at once although this object may be cached. `allowed_models` None means every model. `allowed_networks` holds
+    CIDR blocks in their canonical form (`10.0.0.0/8`, `2001:db8::/32`), from which alone the key may be used; empty
+    means from anywhere.
     """
 
     tenant_id: str
@@ -69,3 +71,4 @@ class TenantContext:
     policy: PolicyRef | None
     evaluation_log: bool
     cut_to_affordable: bool = False
+    allowed_networks: tuple[str, ...] = ()
