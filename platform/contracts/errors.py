@@ -1,4 +1,4 @@
-"""Errors that a client can see. `gateway.edge.errors` alone turns them into HTTP, SSE or WebSocket form.
+"""Errors that a client can see. `gateway.surface.errors` alone turns them into HTTP, SSE or WebSocket form.
 
 WeirError
 ├── Rejected            before the queue: nothing is held, nothing is charged

@@ -17,7 +17,7 @@ django_application = get_asgi_application()
 from controlplane.lifespan import Lifespan
 from controlplane.wiring import gateway_services
 from gateway.edge.app import InferenceApp
-from gateway.stream.realtime import RealtimeConsumer
+from gateway.realtime.consumer import RealtimeConsumer
 
 
 async def refuse_websocket(scope: Any, receive: Any, send: Any) -> None:

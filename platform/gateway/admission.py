@@ -1,6 +1,6 @@
 """Steps 2-5, AUTH to QUEUE: `Admission.admit` is the table of contents of the hot path. Read it first.
 
-Called by `edge/inference.py` and `stream/realtime.py`. Invariants: nothing is queued without a hold, and a hold whose
+Called by `edge/inference.py` and `realtime/`. Invariants: nothing is queued without a hold, and a hold whose
 request was refused is voided here (what a crash leaves, the settler voids); the model that is allowed is the model that
 runs; money and rate checks fail closed when a store does not answer.
 """
@@ -33,10 +33,10 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.drafts import Draft, content_of, output_tokens, refuse_hopeless
-from gateway.edge.schema import Asked, check_vocabulary
 from gateway.prompts import PromptContent
 from gateway.services import GatewayServices
 from gateway.stream.mailbox import Inbox
+from gateway.surface.schema import Asked, check_vocabulary
 from gateway.tokenizer import PromptTokenizer, TemplateRefused
 from safety.guard import PromptVerdict, check_prompt, check_prompt_with
 from safety.policy import CompiledPolicy

@@ -14,9 +14,9 @@ from contracts.jobs import Endpoint, ServiceClass, Ticket
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.tenancy import TenantContext
-from gateway.edge.messages import flatten
-from gateway.edge.schema import Asked
 from gateway.prompts import PromptContent
+from gateway.surface.messages import flatten
+from gateway.surface.schema import Asked
 from gateway.tokenizer import PromptTokenizer, characters_of
 from tenants.limits.holds import HoldRequest, Idempotency
 

@@ -31,7 +31,7 @@ START_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """Knobs of one gateway with their defaults. Sizes that a client can see are in `gateway.edge.limits` instead."""
+    """Knobs of one gateway with their defaults. Sizes that a client can see are in `gateway.surface.limits` instead."""
 
     cors_origins: tuple[str, ...] = ()  # exact origins, or ("*",)
     realtime_origins: tuple[str, ...] = ()  # browsers' Origin values let in; a client without Origin always is

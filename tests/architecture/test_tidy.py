@@ -201,7 +201,7 @@ class TestErrors:
 
 class TestDocs:
     def test_the_stated_limits_are_those_that_the_edge_checks(self) -> None:
-        from gateway.edge.limits import render_limits
+        from gateway.surface.limits import render_limits
 
         stated = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
         assert stated == render_limits(), "run `manage.py limits_doc`"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.edge import limits
+from gateway.surface import limits
 from infra.bench.engine_metrics import RUNNING, read_metrics
 from tests.e2e.api import bare_id
 from tests.e2e.conftest import Platform

@@ -8,42 +8,21 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-
-from redis.exceptions import RedisError
 
 from contracts.errors import DeadlinePassed, SlowReader, WeirError
 from contracts.jobs import Ticket
 from fairqueue.messages import Final
-from fairqueue.queue import FairQueue
-from gateway.edge.errors import Headers, InternalError, error_object, failure_of
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewaySettings
 from gateway.stream import assemble, sse
+from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
-from gateway.stream.relay import ClientLost, Relay
+from gateway.stream.relay import ClientLost
+from gateway.surface.errors import Headers, InternalError, error_object, failure_of
 
 log = logging.getLogger("weir.gateway.answers")
 
-CANCEL_TRIES = 3
-CANCEL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What to send to whom. `generation` None: this reader's leaving cancels nothing."""
-
-    ticket: Ticket
-    queue: FairQueue
-    inbox: Inbox
-    generation: int | None
-    from_log: bool = False
-    after_seq: int = 0
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    def relay(self) -> Relay:
-        return Relay(queue=self.queue, inbox=self.inbox, after_seq=self.after_seq)
 
 
 async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySettings) -> None:
@@ -164,20 +143,3 @@ async def _watch(exchange: Exchange, inbox: Inbox) -> None:
     while (await exchange.receive())["type"] != "http.disconnect":
         pass
     inbox.interrupt()
-
-
-async def release(answer: Answer) -> None:
-    """Cancels what nobody reads any more; bounded, and finished even while this task is being cancelled."""
-    if answer.generation is not None:
-        await asyncio.shield(_cancel(answer.queue, answer.ticket.request_id, answer.generation))
-
-
-async def _cancel(queue: FairQueue, request_id: str, generation: int) -> None:
-    for _ in range(CANCEL_TRIES):
-        try:
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await queue.cancel(request_id=request_id, generation=generation, reason="cancelled")
-        except (RedisError, OSError, TimeoutError):
-            continue
-        return
-    log.warning("request %s: its client left and it could not be cancelled", request_id)

@@ -17,12 +17,12 @@ from contracts.errors import MethodNotAllowed, NotFound, Unavailable, WeirError
 from contracts.jobs import Endpoint
 from gateway.admission import Admission
 from gateway.edge.body import BodyTimeout, ClientGone
-from gateway.edge.errors import Headers, InternalError, error_headers, error_object, status_of
 from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import cancel_request, resume_events, show_request
 from gateway.services import GatewayServices
+from gateway.surface.errors import Headers, InternalError, error_headers, error_object, status_of
 
 log = logging.getLogger("weir.gateway.edge")
 

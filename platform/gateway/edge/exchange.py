@@ -13,9 +13,9 @@ import orjson
 
 from contracts.clock import Clock
 from contracts.errors import AuthFailed, InvalidRequest, SlowReader
-from gateway.edge import limits
-from gateway.edge.errors import Headers
 from gateway.services import GatewaySettings
+from gateway.surface import limits
+from gateway.surface.errors import Headers
 from stores.system import mint_request_id
 
 Message = MutableMapping[str, Any]

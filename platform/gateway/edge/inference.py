@@ -8,13 +8,15 @@ import orjson
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
 from gateway.admission import Admission
-from gateway.edge import limits
-from gateway.edge.answers import Answer, send_stream, send_whole
-from gateway.edge.body import parse_object, read_body
-from gateway.edge.errors import rate_headers
+from gateway.edge.answers import send_stream, send_whole
+from gateway.edge.body import read_body
 from gateway.edge.exchange import Exchange
-from gateway.edge.schema import check_request
 from gateway.services import GatewayServices
+from gateway.stream.answer import Answer
+from gateway.surface import limits
+from gateway.surface.errors import rate_headers
+from gateway.surface.json_text import parse_object
+from gateway.surface.schema import check_request
 from tenants.limits.holds import Idempotency
 
 

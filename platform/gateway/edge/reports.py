@@ -7,9 +7,9 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.models import ModelCard
 from contracts.tenancy import TenantContext
 from gateway.admission import Admission
-from gateway.edge import limits
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewayServices, UsageQuery
+from gateway.surface import limits
 
 _LISTS = {"group_by": "group_by", "models": "models", "project_ids": "project_ids", "api_key_ids": "api_key_ids"}
 _SECONDS_MAX = 253_402_300_799  # the end of the year 9999

@@ -18,12 +18,13 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Final, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.admission import Admission, Caller
-from gateway.edge import limits
-from gateway.edge.answers import Answer, send_stream
-from gateway.edge.errors import Gone
+from gateway.edge.answers import send_stream
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewayServices
 from gateway.stream import assemble, sse
+from gateway.stream.answer import Answer
+from gateway.surface import limits
+from gateway.surface.errors import Gone
 
 STORE_SECONDS = 5.0
 POOLS_LOOKED_AT_MAX = 256

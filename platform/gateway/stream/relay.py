@@ -1,6 +1,6 @@
 """Released frames of one request: each once, in order, from the mailbox, with the log as the truth. Step 7.
 
-Called by `edge/answers.py` and `realtime.py`. Invariants: seq has no gap and no repeat whatever the mailbox lost,
+Called by `edge/answers.py` and `realtime/`. Invariants: seq has no gap and no repeat whatever the mailbox lost,
 doubled or reordered; frames that do not continue what this reader was given (a failover that lost writes) raise
 `StreamDiverged` instead of being spliced in.
 """

@@ -16,9 +16,9 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
 from gateway.edge.app import InferenceApp
+from gateway.realtime.consumer import RealtimeConsumer
 from gateway.services import GatewayServices, GatewaySettings, ServedModel
 from gateway.stream.mailbox import Mailbox
-from gateway.stream.realtime import RealtimeConsumer
 from gateway.tokenizer import PromptTokenizer
 from stores.redis import open_subscriber
 from stores.system import SystemClock

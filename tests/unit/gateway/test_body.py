@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from gateway.edge import limits
-from gateway.edge.body import BodyTimeout, ClientGone, parse_object, read_body
+from gateway.edge.body import BodyTimeout, ClientGone, read_body
+from gateway.surface import limits
+from gateway.surface.json_text import parse_object
 
 JSON = {b"content-type": b"application/json"}
 

@@ -1,7 +1,7 @@
 import pytest
 
 from contracts.errors import InvalidRequest
-from gateway.stream.conversation import Conversation
+from gateway.realtime.conversation import Conversation
 
 
 def user(text: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
 from gateway.admission import hash_end_user
 from gateway.drafts import output_tokens, refuse_hopeless
-from gateway.edge.schema import Asked, check_request
+from gateway.surface.schema import Asked, check_request
 from gateway.tokenizer import PromptTokenizer
 from tests.functional.gateway.cast import CONTEXT
 from tests.unit.gateway.toy import write_model

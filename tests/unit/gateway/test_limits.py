@@ -1,6 +1,6 @@
 from contracts.errors import BudgetSpent, EngineFailed, LimitExceeded, QueueFull, Unavailable
-from gateway.edge import limits
-from gateway.edge.errors import duration_text, error_headers, error_object, rate_headers, status_of
+from gateway.surface import limits
+from gateway.surface.errors import duration_text, error_headers, error_object, rate_headers, status_of
 from tenants.limits.holds import Headroom
 
 

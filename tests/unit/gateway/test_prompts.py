@@ -2,8 +2,8 @@ from typing import Any
 
 from contracts.jobs import Endpoint
 from gateway.drafts import content_of
-from gateway.edge.schema import check_request
 from gateway.prompts import PromptContent
+from gateway.surface.schema import check_request
 from gateway.tokenizer import PromptTokenizer
 from tests.unit.gateway.toy import write_model
 

@@ -6,8 +6,8 @@ import pytest
 
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
-from gateway.edge import limits
-from gateway.edge.schema import check_request, check_vocabulary
+from gateway.surface import limits
+from gateway.surface.schema import check_request, check_vocabulary
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from controlplane.env import ROOT
-from gateway.edge.limits import render_limits
+from gateway.surface.limits import render_limits
 
 LIMITS = ROOT / "docs" / "limits.md"
 

@@ -7,9 +7,9 @@ what the guard read is what the engine gets. An explicit null is the same as an 
 from typing import Any
 
 from contracts.errors import InvalidRequest
-from gateway.edge import limits
-from gateway.edge.fields import boolean, items, mapping, one_of, only_keys, text, wrong
-from gateway.edge.json_schema import check_json_text, check_schema
+from gateway.surface import limits
+from gateway.surface.fields import boolean, items, mapping, one_of, only_keys, text, wrong
+from gateway.surface.json_schema import check_json_text, check_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _EMPTY_ONLY = ("refusal", "audio", "function_call", "annotations")  # what SDKs echo back from an answer

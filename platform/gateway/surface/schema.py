@@ -11,8 +11,8 @@ from typing import Any
 
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
-from gateway.edge import limits
-from gateway.edge.fields import (
+from gateway.surface import limits
+from gateway.surface.fields import (
     Check,
     boolean,
     integer,
@@ -26,8 +26,8 @@ from gateway.edge.fields import (
     text,
     wrong,
 )
-from gateway.edge.json_schema import check_schema
-from gateway.edge.messages import check_messages, check_tool_choice, check_tools
+from gateway.surface.json_schema import check_schema
+from gateway.surface.messages import check_messages, check_tool_choice, check_tools
 
 INT64_MAX = 2**63 - 1
 _GREEDY_BELOW = 1e-5  # as vLLM: below it sampling is greedy

@@ -8,9 +8,9 @@ from typing import Any
 
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
-from gateway.edge import limits
-from gateway.edge.fields import items, mapping, one_of, only_keys, text, wrong
-from gateway.edge.schema import Asked, check_request
+from gateway.surface import limits
+from gateway.surface.fields import items, mapping, one_of, only_keys, text, wrong
+from gateway.surface.schema import Asked, check_request
 
 # Fields of a chat request that a session or a response may set; messages come from the conversation.
 _NOT_HERE = frozenset({"messages", "stream", "stream_options", "n", "tools", "tool_choice", "on_disconnect"})

@@ -1,6 +1,6 @@
 """Every stated limit on what a client may send, in one place, as data. docs/limits.md is `render_limits()`.
 
-Invariant: no other module of the edge holds a number that a client can run into. All are checked before the queue.
+Invariant: no other module of the room holds a number that a client can run into. All are checked before the queue.
 """
 
 from dataclasses import dataclass
@@ -72,8 +72,8 @@ def render_limits() -> str:
     lines = [
         "# Limits",
         "",
-        "Generated from `platform/gateway/edge/limits.py`. Each is checked before a request is queued; a request over",
-        "one of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's own",
+        "Generated from `platform/gateway/surface/limits.py`. Each is checked before a request is queued; a request over one",
+        "of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's own",
         "limits (requests, tokens, money, concurrency, queue), come on top.",
         "",
         "| limit | value | about | answer |",

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from contracts.errors import InvalidRequest
-from gateway.edge import limits
-from gateway.edge.fields import mapping, wrong
+from gateway.surface import limits
+from gateway.surface.fields import mapping, wrong
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")

@@ -24,16 +24,16 @@ from contracts.errors import AuthFailed, Cancelled, InvalidRequest, PermissionDe
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
-from gateway.edge import limits
-from gateway.edge.answers import Answer, release
-from gateway.edge.body import parse_object
-from gateway.edge.errors import InternalError, error_object, failure_of
-from gateway.edge.schema import Asked
+from gateway.realtime.conversation import Conversation
 from gateway.services import GatewayServices
 from gateway.stream import assemble
-from gateway.stream.conversation import Conversation
+from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
 from gateway.stream.relay import ClientLost
+from gateway.surface import limits
+from gateway.surface.errors import InternalError, error_object, failure_of
+from gateway.surface.json_text import parse_object
+from gateway.surface.schema import Asked
 from stores.system import mint_nonce, mint_request_id
 
 log = logging.getLogger("weir.gateway.realtime")

@@ -1,0 +1,1 @@
+"""Steps 1 and 7 over a WebSocket: /v1/realtime, text only."""
