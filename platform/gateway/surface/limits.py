@@ -72,9 +72,9 @@ def render_limits() -> str:
     lines = [
         "# Limits",
         "",
-        "Generated from `platform/gateway/surface/limits.py`. Each is checked before a request is queued; a request over one",
-        "of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's own",
-        "limits (requests, tokens, money, concurrency, queue), come on top.",
+        "Generated from `platform/gateway/surface/limits.py`. Each is checked before a request is queued; a request",
+        "over one of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's",
+        "own limits (requests, tokens, money, concurrency, queue), come on top.",
         "",
         "| limit | value | about | answer |",
         "|---|---|---|---|",
