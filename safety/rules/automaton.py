@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from safety.rules.charsets import LAST, Ranges, contains
@@ -112,7 +113,7 @@ class _Program:
             entry = self.emit(node.body, entry)
         return entry
 
-    def closure(self, starts: set[int]) -> frozenset[int]:
+    def closure(self, starts: AbstractSet[int]) -> frozenset[int]:
         """Reading and accepting instructions reachable from `starts` without a character."""
         seen = set(starts)
         stack = list(starts)
@@ -149,17 +150,24 @@ def _determinise(program: _Program, begin: int, classes: list[frozenset[int]]) -
     numbers = {first: 0}
     order = [first]
     table: list[array[int]] = []
+    closures: dict[frozenset[int], frozenset[int]] = {}  # most classes lead a state to the same few targets
     work = 0
     while len(table) < len(order):
         state = order[len(table)]
+        reads: dict[int, list[int]] = {}
+        for index in state:
+            if program.reads[index] >= 0:
+                reads.setdefault(program.reads[index], []).append(program.targets[index][0])
         row = array("i")
         work += len(state) * len(classes)
         for member in classes:
-            targets = {program.targets[index][0] for index in state if program.reads[index] in member}
+            targets = frozenset(target for charset in member & reads.keys() for target in reads[charset])
             if not targets:
                 row.append(DEAD)
                 continue
-            reached = program.closure(targets)
+            reached = closures.get(targets)
+            if reached is None:
+                reached = closures[targets] = program.closure(targets)
             work += len(reached)
             if reached not in numbers:
                 numbers[reached] = len(order)

@@ -1,7 +1,6 @@
 """Sets of characters as sorted, disjoint ranges of code points, and the case folding of single characters."""
 
-import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import cache
 
@@ -45,17 +44,24 @@ def contains(ranges: Ranges, code: int) -> bool:
 
 def fold_case(ranges: Ranges) -> Ranges:
     """`ranges` with every character of the same simple case folding."""
-    extra = [(other, other) for group in _orbits() if any(contains(ranges, code) for code in group) for other in group]
+    cased, orbits = _orbits()
+    extra = [
+        (other, other)
+        for low, high in ranges
+        for code in cased[bisect_left(cased, low) : bisect_right(cased, high)]
+        for other in orbits[code]
+    ]
     return merge([*ranges, *extra])
 
 
 @cache
-def _orbits() -> tuple[tuple[int, ...], ...]:
-    """Groups of code points whose one-character case foldings are equal (K, k and the Kelvin sign are one group)."""
-    groups: dict[str, list[int]] = {}
-    for code in range(0x1E944):
-        char = chr(code)
+def _orbits() -> tuple[list[int], dict[int, tuple[int, ...]]]:
+    """Code points that share their one-character case folding with others (K, k and the Kelvin sign), in order, and
+    with whom each does."""
+    groups: dict[str, set[int]] = {}
+    for char in map(chr, range(0x1E944)):
         folded = char.casefold()
-        if len(folded) == 1 and (folded != char or unicodedata.category(char).startswith("L")):
-            groups.setdefault(folded, []).append(code)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+        if folded != char and len(folded) == 1:
+            groups.setdefault(folded, {ord(folded)}).add(ord(char))
+    orbits = {code: tuple(sorted(group)) for group in groups.values() for code in group}
+    return sorted(orbits), orbits
