@@ -13,12 +13,17 @@ class Scope(StrEnum):
 
 
 class Metric(StrEnum):
-    """What a limit counts. Per-minute metrics are token buckets; day and month are calendar windows."""
+    """What a limit counts. Per-minute metrics are token buckets; day and month are calendar windows.
+
+    `max_tokens_per_request` is checked by the gateway on each request; all others are counted in Redis.
+    """
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"
     OUTPUT_TOKENS_PER_MINUTE = "output_tokens_per_minute"
     CONCURRENT_REQUESTS = "concurrent_requests"
+    QUEUED_REQUESTS = "queued_requests"
+    MAX_TOKENS_PER_REQUEST = "max_tokens_per_request"
     TOKENS_PER_DAY = "tokens_per_day"
     TOKENS_PER_MONTH = "tokens_per_month"
     SPEND_PER_DAY = "spend_per_day"  # nano-units
@@ -28,11 +33,19 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One cap. `cap` 0 blocks; an unlimited metric has no `Limit` at all."""
+    """One cap. `cap` 0 blocks; an unlimited metric has no `Limit` at all.
+
+    `model` None counts all models together; else only requests of that served model count, apart from the others.
+    `alerts` are percents of a money cap whose crossing is told of, without refusing anything. `since_ms` is when the cap
+    was set: usage before it is in the counter only after a rebuild.
+    """
 
     scope: Scope
     metric: Metric
     cap: int
+    model: str | None = None
+    alerts: tuple[int, ...] = ()
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +63,7 @@ class TenantContext:
     `key_epoch` and `tenant_epoch` are checked inside the hold script, so a revoked key or a suspended tenant is
     refused at once although this object may be cached. `allowed_models` None means every model. `allowed_networks` holds
     CIDR blocks in their canonical form (`10.0.0.0/8`, `2001:db8::/32`), from which alone the key may be used; empty
-    means from anywhere.
+    means from anywhere. `expires_at_ms`: the key is refused from then on, also where this object is cached.
     """
 
     tenant_id: str
@@ -72,3 +85,4 @@ class TenantContext:
     evaluation_log: bool
     cut_to_affordable: bool = False
     allowed_networks: tuple[str, ...] = ()
+    expires_at_ms: int | None = None

@@ -80,6 +80,7 @@ class HoldHint:
     project_id: str
     api_key_id: str
     admitted_at_ms: int
+    model: str = ""
     idempotency: Idempotency | None = None
 
 
@@ -107,6 +108,7 @@ class HoldExisting:
     request_id: str
     state: HoldState
     body_matches: bool
+    admitted_at_ms: int = 0
 
 
 class RateLimited(LimitExceeded):
@@ -136,6 +138,15 @@ class DueHold:
     request_id: str
     pool: str
     state: HoldState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenHold:
+    """A request that is admitted and not settled, and whose key it runs for."""
+
+    request_id: str
+    api_key_id: str
+    pool: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,9 @@ How each metric counts:
   since, so that it can never buy more than the cap.
 - output tokens per minute: what requests under way may still write is *held* and does not drain; what they wrote is
   charged to the bucket when they settle. So held + debt never passes the cap.
-- concurrent requests: held only.
+- concurrent requests: held only. Queued requests: held only, until the request first runs; one that goes back to the
+  queue after its engine died is not counted again.
+- max_tokens per request: no counter; each request is compared with it.
 - per day, per month: calendar windows in the tenant's zone; a request counts in the window of its admission.
 - lifetime spend: one window without end.
 
@@ -14,13 +16,13 @@ Invariant: all amounts are integers. Buckets count in grains of 1/60,000 token, 
 millisecond is whole (GCRA-like debt counter; ITU-T I.371 has the leaky bucket as its origin).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from zoneinfo import ZoneInfo
 
-from contracts.tenancy import Metric, Scope
+from contracts.tenancy import Limit, Metric, Scope
 from tenants.limits.holds import Headroom
 
 GRAINS = 60_000
@@ -39,8 +41,10 @@ class Kind(StrEnum):
     RATE = "r"
     OUTPUT = "o"
     CONCURRENT = "c"
+    QUEUED = "q"
     WINDOW = "w"
     LIFETIME = "l"
+    REQUEST = "x"  # compared with each request by the gateway; never sent to a script
 
 
 class Amount(StrEnum):
@@ -61,18 +65,37 @@ class Rule:
     kind: Kind
     amount: Amount
     unit: str
+    window: str  # for docs/limits.md
 
 
+_BUCKET = "token bucket: starts full, refills by the cap per minute; charged at admission"
+_HELD_BUCKET = (
+    "the same bucket; what requests under way may still write is held, what they wrote is charged when they end"
+)
+_DAY = "calendar day in the tenant's time zone"
+_MONTH = "calendar month in the tenant's time zone"
 RULES: dict[Metric, Rule] = {
-    Metric.REQUESTS_PER_MINUTE: Rule("rpm", Kind.RATE, Amount.REQUESTS, "requests per minute"),
-    Metric.INPUT_TOKENS_PER_MINUTE: Rule("ipm", Kind.RATE, Amount.INPUT, "input tokens per minute"),
-    Metric.OUTPUT_TOKENS_PER_MINUTE: Rule("opm", Kind.OUTPUT, Amount.OUTPUT, "output tokens per minute"),
-    Metric.CONCURRENT_REQUESTS: Rule("con", Kind.CONCURRENT, Amount.REQUESTS, "concurrent requests"),
-    Metric.TOKENS_PER_DAY: Rule("tpd", Kind.WINDOW, Amount.TOKENS, "tokens per day"),
-    Metric.TOKENS_PER_MONTH: Rule("tpm", Kind.WINDOW, Amount.TOKENS, "tokens per month"),
-    Metric.SPEND_PER_DAY: Rule("spd", Kind.WINDOW, Amount.MONEY, "spend per day"),
-    Metric.SPEND_PER_MONTH: Rule("spm", Kind.WINDOW, Amount.MONEY, "spend per month"),
-    Metric.SPEND_LIFETIME: Rule("spl", Kind.LIFETIME, Amount.MONEY, "lifetime spend"),
+    Metric.REQUESTS_PER_MINUTE: Rule("rpm", Kind.RATE, Amount.REQUESTS, "requests per minute", _BUCKET),
+    Metric.INPUT_TOKENS_PER_MINUTE: Rule("ipm", Kind.RATE, Amount.INPUT, "input tokens per minute", _BUCKET),
+    Metric.OUTPUT_TOKENS_PER_MINUTE: Rule("opm", Kind.OUTPUT, Amount.OUTPUT, "output tokens per minute", _HELD_BUCKET),
+    Metric.CONCURRENT_REQUESTS: Rule(
+        "con",
+        Kind.CONCURRENT,
+        Amount.REQUESTS,
+        "concurrent requests",
+        "none: requests under way, from admission to their end",
+    ),
+    Metric.QUEUED_REQUESTS: Rule(
+        "que", Kind.QUEUED, Amount.REQUESTS, "queued requests", "none: requests that have not begun to run"
+    ),
+    Metric.MAX_TOKENS_PER_REQUEST: Rule(
+        "mtr", Kind.REQUEST, Amount.OUTPUT, "max_tokens per request", "none: each request is compared with it"
+    ),
+    Metric.TOKENS_PER_DAY: Rule("tpd", Kind.WINDOW, Amount.TOKENS, "tokens per day", _DAY),
+    Metric.TOKENS_PER_MONTH: Rule("tpm", Kind.WINDOW, Amount.TOKENS, "tokens per month", _MONTH),
+    Metric.SPEND_PER_DAY: Rule("spd", Kind.WINDOW, Amount.MONEY, "spend per day", _DAY),
+    Metric.SPEND_PER_MONTH: Rule("spm", Kind.WINDOW, Amount.MONEY, "spend per month", _MONTH),
+    Metric.SPEND_LIFETIME: Rule("spl", Kind.LIFETIME, Amount.MONEY, "lifetime spend", "one window without end"),
 }
 _MONTHLY = frozenset({Metric.TOKENS_PER_MONTH, Metric.SPEND_PER_MONTH})
 
@@ -87,6 +110,17 @@ class Window:
 
 
 EVER = Window(label="ever", start_ms=0, end_ms=2**53)
+
+
+def counted(limits: Sequence[Limit], *, model: str) -> tuple[Limit, ...]:
+    """The limits that a request for this served model is counted in: those of all models, and the model's own."""
+    return tuple(x for x in limits if x.model in (None, model) and RULES[x.metric].kind is not Kind.REQUEST)
+
+
+def max_tokens_limit(limits: Sequence[Limit], *, model: str) -> Limit | None:
+    """The least max_tokens that a request for this served model may ask for; None where no limit says so."""
+    mine = [x for x in limits if x.model in (None, model) and RULES[x.metric].kind is Kind.REQUEST]
+    return min(mine, key=lambda limit: limit.cap, default=None)
 
 
 def is_calendar(metric: Metric) -> bool:
@@ -181,7 +215,7 @@ def retry_after_ms(*, metric: Metric, cap: int, need: int, reading: Reading, win
             return IN_FLIGHT_RETRY_MS
         excess = reading.used + (reading.held + need - cap) * GRAINS
         return max(1, -(-excess // cap))
-    if kind is Kind.CONCURRENT or reading.used + need <= cap:
+    if kind in (Kind.CONCURRENT, Kind.QUEUED) or reading.used + need <= cap:
         return IN_FLIGHT_RETRY_MS
     return max(1, window.end_ms - now_ms) if kind is Kind.WINDOW else None
 

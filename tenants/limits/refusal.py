@@ -84,7 +84,8 @@ def need_of(metric: Metric, request: HoldRequest) -> int:
 def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
     rule = RULES[limit.metric]
     show = text_from_nano if rule.amount is Amount.MONEY else str
-    where = f"{rule.unit} of the {policy.scope_name(limit.scope)}"
+    of_model = "" if limit.model is None else f" for the model {limit.model}"
+    where = f"{rule.unit} of the {policy.scope_name(limit.scope)}{of_model}"
     if limit.cap == 0:
         return f"Blocked: the limit on {where} is 0. An owner can raise it in the admin under Limits."
     used = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used

@@ -12,8 +12,10 @@ KEY = "0198a000-0000-7000-8000-0000000000a2"
 NOON = 1_800_014_400_000  # 2027-01-15 12:00 UTC
 
 
-def limit(metric: Metric, cap: int, scope: Scope = Scope.TENANT) -> Limit:
-    return Limit(scope=scope, metric=metric, cap=cap)
+def limit(
+    metric: Metric, cap: int, scope: Scope = Scope.TENANT, *, model: str | None = None, alerts: tuple[int, ...] = ()
+) -> Limit:
+    return Limit(scope=scope, metric=metric, cap=cap, model=model, alerts=alerts)
 
 
 def request(number: int, *limits: Limit, **changes: object) -> HoldRequest:

@@ -21,8 +21,10 @@ from tenants.limits.holds import (
     Idempotency,
     RateLimited,
 )
+from tenants.limits.policy import RULES, Kind
 from tests.functional.tenants.cast import ACME, HINT, KEY, MALLORY, NOON, PROJECT, limit, request
 
+COUNTED = [metric for metric in Metric if RULES[metric].kind is not Kind.REQUEST]
 USED = TokenCounts(prompt=10, completion=5)
 DAY_MS = 86_400_000
 
@@ -279,6 +281,121 @@ class TestStart:
         assert [await start(limits, number) for number in (1, 2, 3)] == [False, False, False]
 
 
+class TestQueuedRequests:
+    cap = limit(Metric.QUEUED_REQUESTS, 1, Scope.PROJECT)
+
+    async def test_count_until_they_first_run(self, limits: Limits) -> None:
+        await limits.hold(request(1, self.cap))
+        with pytest.raises(RateLimited, match="queued requests of the project reached: limit 1") as caught:
+            await limits.hold(request(2, self.cap))
+        assert caught.value.retry_after_ms == 1_000
+        assert await start(limits, 1)
+        assert await start(limits, 1, fence="2-b", attempt=2)
+        assert await use_of(limits, self.cap) == [(0, 0)]
+        assert isinstance(await limits.hold(request(2, self.cap)), HoldGranted)
+
+    async def test_are_given_back_once_however_they_end(self, limits: Limits) -> None:
+        cap = replace(self.cap, cap=5)
+        for number in (1, 2, 3, 4):
+            await limits.hold(request(number, cap))
+        await start(limits, 1)
+        await settle(limits, 1)
+        await settle(limits, 2)
+        await void(limits, 3)
+        assert await use_of(limits, cap) == [(0, 1)]
+
+
+class TestModels:
+    async def test_a_limit_of_one_model_counts_apart(self, limits: Limits) -> None:
+        mine, other = limit(Metric.TOKENS_PER_DAY, 40, model="a"), limit(Metric.TOKENS_PER_DAY, 40, model="b")
+        both = limit(Metric.TOKENS_PER_DAY, 100)
+        await limits.hold(request(1, both, mine))
+        with pytest.raises(RateLimited, match="tokens per day of the organization for the model a reached"):
+            await limits.hold(request(2, both, mine))
+        await limits.hold(request(3, both, other))
+        await settle(limits, 1)
+        assert await use_of(limits, both, mine, other) == [(15, 30), (15, 0), (0, 30)]
+
+    async def test_a_lost_hold_is_charged_to_its_model_too(self, limits: Limits) -> None:
+        mine = limit(Metric.SPEND_LIFETIME, 10_000, model="a")
+        await limits.hold(request(1, mine))
+        await settle(limits, 2, hint=replace(HINT, model="a"))
+        await settle(limits, 3, hint=replace(HINT, model="b"))
+        assert await use_of(limits, mine) == [(300, 1_000)]
+
+
+async def told(redis: Redis) -> list[tuple[str, str, str]]:
+    """(counter code, window, what) of the alerts so far, oldest first."""
+    entries = await redis.xrange(keys.alerts(ACME))
+    return [(f[b"counter"].decode(), f[b"window"].decode(), f[b"told"].decode()) for _, f in entries]
+
+
+class TestAlerts:
+    cap = limit(Metric.SPEND_PER_DAY, 2_000, alerts=(50, 80, 100))
+    name = f"t:{ACME}:spd"
+
+    async def test_each_threshold_is_told_once_in_its_window(self, limits: Limits, redis: Redis) -> None:
+        for number, cost in enumerate((900, 100, 100, 700, 200), start=1):
+            await limits.hold(request(number, self.cap, cost_max_nano=cost))
+            await settle(limits, number, cost=cost)
+            await settle(limits, number, cost=cost)
+        day = "2027-01-15"
+        assert await told(redis) == [
+            (self.name, day, "50"), (self.name, day, "80"), (self.name, day, "100"), (self.name, day, "spent"),
+        ]  # fmt: skip
+        assert await redis.smembers(keys.ALERTED) == {ACME.encode()}
+        limits.time_ms = NOON + DAY_MS
+        await limits.hold(request(9, self.cap))
+        await settle(limits, 9, cost=1_000)
+        assert (await told(redis))[4:] == [(self.name, "2027-01-16", "50")]
+
+    async def test_one_settlement_may_cross_several(self, limits: Limits, redis: Redis) -> None:
+        await limits.hold(request(1, self.cap, cost_max_nano=1_900))
+        await settle(limits, 1, cost=1_900)
+        assert [what for _, _, what in await told(redis)] == ["50", "80"]
+
+    async def test_a_refusal_says_spent_only_where_the_shortest_answer_does_not_fit(
+        self, limits: Limits, redis: Redis
+    ) -> None:
+        cap = limit(Metric.SPEND_LIFETIME, 1_500)
+        await limits.hold(request(1, cap))
+        await settle(limits, 1, cost=1_000)
+        dear = {"cost_max_nano": 1_200, "output_nano_per_token": 50}  # 200 for the prompt, 250 for the shortest answer
+        with pytest.raises(BudgetSpent):
+            await limits.hold(request(2, cap, **dear))
+        assert await told(redis) == []
+        await limits.hold(request(3, cap, cost_max_nano=300))
+        await settle(limits, 3, cost=300)
+        for number in (4, 5):
+            with pytest.raises(BudgetSpent):
+                await limits.hold(request(number, cap, **dear))
+        assert await told(redis) == [(f"t:{ACME}:spl", "ever", "spent")]
+
+    async def test_a_raised_cap_is_watched_anew(self, limits: Limits, redis: Redis) -> None:
+        await limits.hold(request(1, self.cap))
+        await settle(limits, 1, cost=1_000)
+        raised = replace(self.cap, cap=4_000)
+        await limits.hold(request(2, raised))
+        await settle(limits, 2, cost=1_000)
+        assert [what for _, _, what in await told(redis)] == ["50", "50"]
+
+
+class TestOpenHolds:
+    async def test_are_listed_with_their_key_for_a_revocation(self, limits: Limits) -> None:
+        for number in (1, 2, 3):
+            await limits.hold(request(number))
+        await start(limits, 2)
+        await settle(limits, 3)
+        found = {hold.request_id: (hold.api_key_id, hold.pool) async for hold in limits.open_holds(tenant_id=ACME)}
+        assert found == {request(number).request_id: (KEY, "demo") for number in (1, 2)}
+
+    async def test_blocked_keys_are_told_from_the_others(self, limits: Limits) -> None:
+        await limits.set_epochs(tenant_id=ACME, keys={KEY: -2, "other": 1}, tenant_epoch=1)
+        assert await limits.blocked_keys(tenant_id=ACME, key_ids=[KEY, "other", "unknown"]) == {KEY}
+        await limits.set_epochs(tenant_id=ACME, keys={}, tenant_epoch=-2)
+        assert await limits.blocked_keys(tenant_id=ACME, key_ids=[KEY, "other"]) == {KEY, "other"}
+
+
 class TestSettle:
     async def test_the_first_settlement_stands(self, limits: Limits) -> None:
         caps = (limit(Metric.SPEND_PER_DAY, 5_000), limit(Metric.CONCURRENT_REQUESTS, 2))
@@ -311,7 +428,9 @@ class TestSettle:
         assert not (await settle(limits, 2)).first
         assert await use_of(limits, *caps) == [(600, 0), (600, 0), (0, 0)]
         retry = await limits.hold(request(3, *caps, idempotency=given))
-        assert retry == HoldExisting(request_id=request(2).request_id, state=HoldState.SETTLED, body_matches=True)
+        assert retry == HoldExisting(
+            request_id=request(2).request_id, state=HoldState.SETTLED, body_matches=True, admitted_at_ms=NOON
+        )
 
     async def test_a_lost_hold_of_yesterday_is_not_charged_today(self, limits: Limits) -> None:
         cap = limit(Metric.SPEND_PER_DAY, 5_000)
@@ -339,7 +458,7 @@ class TestSettle:
 
 class TestVoid:
     async def test_gives_everything_back_once(self, limits: Limits) -> None:
-        caps = tuple(limit(metric, 10_000, scope) for metric in Metric for scope in Scope)
+        caps = tuple(limit(metric, 10_000, scope) for metric in COUNTED for scope in Scope)
         await limits.hold(request(1, *caps))
         assert await void(limits, 1)
         assert await void(limits, 1)
@@ -383,11 +502,11 @@ class TestIdempotency:
         same = await limits.hold(request(2, cap, idempotency=self.given))
         other = await limits.hold(request(3, cap, idempotency=replace(self.given, body_digest="c")))
         first = request(1).request_id
-        assert same == HoldExisting(request_id=first, state=HoldState.HELD, body_matches=True)
-        assert other == HoldExisting(request_id=first, state=HoldState.HELD, body_matches=False)
+        assert same == HoldExisting(request_id=first, state=HoldState.HELD, body_matches=True, admitted_at_ms=NOON)
+        assert other == replace(same, body_matches=False)
         await settle(limits, 1)
         assert await limits.hold(request(4, cap, idempotency=self.given)) == HoldExisting(
-            request_id=first, state=HoldState.SETTLED, body_matches=True
+            request_id=first, state=HoldState.SETTLED, body_matches=True, admitted_at_ms=NOON
         )
 
     async def test_a_voided_request_gives_its_key_back(self, limits: Limits) -> None:

@@ -1,0 +1,72 @@
+"""Step 3, LIMITS: a deadline and a circuit breaker around the store of the limits. Used by `Limits` and by admission.
+
+Invariant: fails closed. A store that is away or slow is `Unavailable` within `DEADLINE_SECONDS`, and once it has failed
+`FAILURES_MAX` times in a row, at once: then one call per `REST_SECONDS` is let through to see whether it is back.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError, ResponseError
+
+from contracts.clock import Clock
+from contracts.errors import Unavailable
+
+DEADLINE_SECONDS = 2.0
+FAILURES_MAX = 3
+REST_SECONDS = 1.0
+RETRY_AFTER_MS = 1_000
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Pure: the caller brings the time (monotonic seconds)."""
+
+    failures: int = 0
+    opened_at: float | None = None
+
+    def admits(self, *, now: float) -> bool:
+        """May a call be made? While open, one call is let through per rest."""
+        if self.opened_at is None:
+            return True
+        if now - self.opened_at < REST_SECONDS:
+            return False
+        self.opened_at = now
+        return True
+
+    def succeeded(self) -> None:
+        self.failures, self.opened_at = 0, None
+
+    def failed(self, *, now: float) -> None:
+        self.failures += 1
+        if self.failures >= FAILURES_MAX:
+            self.opened_at = now
+
+
+@dataclass(slots=True)
+class Gate:
+    """One for each client of the store, shared by all who use it."""
+
+    clock: Clock
+    breaker: Breaker = field(default_factory=Breaker)
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Bounds what is done inside. Raises Unavailable; a script's own complaint does not open the breaker."""
+        if not self.breaker.admits(now=self.clock.monotonic()):
+            raise _unavailable()
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                yield
+        except ResponseError as error:
+            raise _unavailable() from error
+        except (RedisError, TimeoutError, OSError) as error:
+            self.breaker.failed(now=self.clock.monotonic())
+            raise _unavailable() from error
+        self.breaker.succeeded()
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable("The limits cannot be checked right now.", retry_after_ms=RETRY_AFTER_MS)

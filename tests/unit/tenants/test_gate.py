@@ -1,0 +1,55 @@
+"""The deadline and the breaker around the limits' store."""
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from contracts.clock import FakeClock
+from contracts.errors import Unavailable
+from tenants.limits.gate import FAILURES_MAX, REST_SECONDS, RETRY_AFTER_MS, Breaker, Gate
+
+
+class TestBreaker:
+    def test_opens_after_failures_in_a_row_and_lets_one_call_per_rest_through(self) -> None:
+        breaker = Breaker()
+        for _ in range(FAILURES_MAX):
+            assert breaker.admits(now=0.0)
+            breaker.failed(now=0.0)
+        assert [breaker.admits(now=at) for at in (0.0, 0.9, 1.0, 1.1, 2.0)] == [False, False, True, False, True]
+
+    def test_a_success_closes_it_and_forgets_the_failures(self) -> None:
+        breaker = Breaker()
+        for _ in range(FAILURES_MAX - 1):
+            breaker.failed(now=0.0)
+        breaker.succeeded()
+        breaker.failed(now=0.0)
+        assert breaker.admits(now=0.0)
+
+
+class TestGate:
+    async def test_refuses_at_once_while_the_store_rests_and_comes_back_by_itself(self) -> None:
+        clock = FakeClock()
+        gate = Gate(clock)
+        tries = 0
+        for _ in range(FAILURES_MAX + 5):
+            with pytest.raises(Unavailable) as caught:
+                async with gate.call():
+                    tries += 1
+                    raise RedisConnectionError("away")
+            assert caught.value.retry_after_ms == RETRY_AFTER_MS
+        assert tries == FAILURES_MAX
+        clock.advance(ms=int(REST_SECONDS * 1000))
+        async with gate.call():
+            tries += 1
+        async with gate.call():
+            tries += 1
+        assert tries == FAILURES_MAX + 2
+
+    async def test_a_complaint_of_a_script_is_no_sign_of_absence(self) -> None:
+        gate = Gate(FakeClock())
+        for _ in range(FAILURES_MAX + 1):
+            with pytest.raises(Unavailable):
+                async with gate.call():
+                    raise ResponseError("OOM")
+        async with gate.call():
+            pass
