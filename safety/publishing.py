@@ -11,7 +11,8 @@ from django.conf import settings
 from redis import Redis
 from redis.exceptions import RedisError
 
-from safety.published import encode_document, policy_key
+from contracts.names import POLICIES, policy_key
+from safety.published import ANNOUNCED_MAX, announcement, encode_document
 
 TIMEOUT_SECONDS = 2.0
 _log = logging.getLogger(__name__)
@@ -25,10 +26,12 @@ def _client(url: str) -> Redis:
 
 
 def push(document: dict[str, Any]) -> bool:
-    """Write one version. False: Redis was not reached."""
+    """Write one version, and announce it to who compiles ahead. False: Redis was not reached."""
     key = policy_key(document["id"], document["version"])
+    news: Any = announcement(document["id"], document["version"])
     try:
         _client(settings.ENV.redis).set(key, encode_document(document))
+        _client(settings.ENV.redis).xadd(POLICIES, news, maxlen=ANNOUNCED_MAX, approximate=False)
     except (RedisError, OSError) as error:
         _log.warning("%s was not written to Redis (%s); the next request reads it", key, type(error).__name__)
         return False

@@ -49,6 +49,8 @@ class Policies(Protocol):
 
     async def get(self, ref: PolicyRef) -> CompiledPolicy: ...
 
+    async def keep_warm(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:

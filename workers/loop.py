@@ -64,6 +64,7 @@ class Worker:
             self._ports.publisher.run,
             self._ports.attempts.run,
             self._ports.evaluation.run,
+            self._ports.policies.keep_warm,
             self._listen,
             self._beat,
             self._reap,

@@ -13,10 +13,10 @@ import orjson
 from redis.asyncio import Redis
 
 from contracts.models import ModelCard
+from contracts.names import MODELS, worker_key
 from contracts.wire import encode
 from workers.engines.base import EngineFacts
 
-MODELS_KEY = "w:models"
 HEARTBEAT_TTL_MS = 10_000
 _HASH_BLOCK = 1024 * 1024
 
@@ -43,14 +43,9 @@ class Heartbeat:
     evaluation_logs_dropped: int
 
 
-def worker_key(worker_id: str) -> str:
-    """STRING with a TTL: the heartbeat of one worker, JSON."""
-    return f"w:workers:{worker_id}"
-
-
 async def publish_card(redis: Redis, card: ModelCard) -> None:
     """Put the card where gateways read it. Raises RedisError."""
-    await redis.hset(MODELS_KEY, card.model, encode(card))  # type: ignore[misc,arg-type,unused-ignore]
+    await redis.hset(MODELS, card.model, encode(card))  # type: ignore[misc,arg-type,unused-ignore]
 
 
 async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:

@@ -1,10 +1,9 @@
-"""Key names that the consumers of usage streams add to Redis, and the two they share with the fair queue.
+"""Key names that the consumers of usage streams add to Redis, and the one they share with the fair queue.
 
 The stream's own name belongs to `fairqueue.keys`; rooms of one layer do not import each other, so a contract test holds
 the two together. Invariant: what must change together with a pool's stream carries that pool's hash tag.
 """
 
-MODELS = "w:models"  # HASH model -> encoded ModelCard, written by workers
 KNOWN_POOLS = "w:usage:pools"  # SET of pools ever seen: a model that left must still be drained
 
 

@@ -13,8 +13,9 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from billing.metering.keys import KNOWN_POOLS, MODELS, dead_usage, usage_stream
+from billing.metering.keys import KNOWN_POOLS, dead_usage, usage_stream
 from contracts.models import ModelCard
+from contracts.names import MODELS
 from contracts.wire import WireError, decode
 
 METER_GROUP = "meter"

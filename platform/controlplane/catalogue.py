@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from contracts.clock import Clock
 from contracts.errors import NotFound, Unavailable
 from contracts.models import ModelCard
+from contracts.names import MODELS
 from contracts.wire import WireError, decode
 from gateway.services import ServedModel
 from gateway.tokenizer import PromptTokenizer, TokenizerFilesError
@@ -27,7 +28,6 @@ log = logging.getLogger("weir.catalogue")
 FRESH_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 3.0
-CARDS_KEY = "w:models"
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class CatalogueCache:
         self._looked_at = self.clock.monotonic()
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                self._cards = _decode_cards(await self.redis.hgetall(CARDS_KEY))
+                self._cards = _decode_cards(await self.redis.hgetall(MODELS))
             self._offered = await self.read_offered()
             self._was_read = True
         except (Unavailable, RedisError, TimeoutError) as error:

@@ -18,37 +18,75 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.views import defaults
+from django.views.decorators.cache import cache_control
+from django.views.decorators.http import require_safe
 
 from billing import selectors as usage_reports
 from billing.clickhouse.shapes import RequestRow, TimelineStep
 from contracts.errors import InvalidRequest
 from contracts.models import ModelCard
 from contracts.money import text_from_nano
+from contracts.names import MODELS, WORKERS_PATTERN, worker_id_of
 from contracts.wire import decode
-from controlplane.catalogue import CARDS_KEY
 from controlplane.env import environment
 from stores.clickhouse import ClickHouseUnavailable
 from tenants.models import Tenant
 
 PAGE_ROWS = 50
 USAGE_DAYS = 7
+PATH_SHOWN_MAX = 200
+# A weir: water held back at one height and let over evenly.
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#1d4ed8"/>'
+    '<path d="M6 12h9v12M6 17h9M6 22h9" stroke="#fff" stroke-width="2.5" fill="none"/>'
+    '<path d="M15 12c7 0 7 12 11 12" stroke="#93c5fd" stroke-width="2.5" fill="none"/></svg>'
+)
 
 T = TypeVar("T")
 
 
+@require_safe
 def home(request: HttpRequest) -> HttpResponse:
     """The root sends a person to the console; programs use /v1 and /api."""
     return redirect(reverse("admin:index"))
 
 
+@require_safe
+@cache_control(public=True, max_age=86_400)
+def favicon(request: HttpRequest) -> HttpResponse:
+    """The icon that every browser asks for by this name."""
+    return HttpResponse(ICON, content_type="image/svg+xml")
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """400 for what Django itself refuses to read."""
+    if _is_page(request):
+        return defaults.bad_request(request, exception)
+    return _error("The request cannot be read.", status=400, kind="invalid_request_error", code="invalid_request")
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """403 outside the management API's own views."""
+    if _is_page(request):
+        return defaults.permission_denied(request, exception)
+    return _error("You may not do this.", status=403, kind="permission_error", code="permission_denied")
+
+
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """404 as the API speaks it, for any path that is not the console's."""
-    return _error(f"No such path: {request.path}", status=404, kind="invalid_request_error", code="not_found")
+    path = request.path[:PATH_SHOWN_MAX]
+    return _error(f"No such path: {path}", status=404, kind="invalid_request_error", code="not_found")
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """500 without a traceback."""
     return _error("Something went wrong on our side.", status=500, kind="api_error", code="internal_error")
+
+
+def _is_page(request: HttpRequest) -> bool:
+    """Whether a person looks at it: the console's own pages stay pages."""
+    return request.path.startswith("/admin/")
 
 
 @permission_required("tenants.view_tenant", raise_exception=True)
@@ -136,8 +174,8 @@ def engines(request: HttpRequest) -> HttpResponse:
     workers: list[dict[str, Any]] = []
     problem = None
     try:
-        cards = [decode(ModelCard, raw) for raw in client.hgetall(CARDS_KEY).values() if isinstance(raw, bytes)]
-        workers = [_worker(client, key) for key in sorted(client.scan_iter("w:workers:*", count=500))]
+        cards = [decode(ModelCard, raw) for raw in client.hgetall(MODELS).values() if isinstance(raw, bytes)]
+        workers = [_worker(client, key) for key in sorted(client.scan_iter(WORKERS_PATTERN, count=500))]
     except sync_redis.RedisError:
         problem = "Redis does not answer; what runs cannot be shown."
     finally:
@@ -150,7 +188,7 @@ def _worker(client: "sync_redis.Redis", key: bytes) -> dict[str, Any]:
     raw = client.get(key)
     if not isinstance(raw, bytes):
         return {}
-    return {"id": key.decode().removeprefix("w:workers:"), **orjson.loads(raw)}
+    return {"id": worker_id_of(key.decode()), **orjson.loads(raw)}
 
 
 def _page(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:

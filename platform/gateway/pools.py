@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
+from contracts.names import WORKERS_PATTERN
 
-WORKER_KEYS = "w:workers:*"
 SCAN_PAGE = 1_000
 SCAN_SECONDS = 3.0
 READY = "ready"
@@ -55,7 +55,7 @@ class PoolWorkers:
         counts: dict[str, int] = {}
         try:
             async with asyncio.timeout(SCAN_SECONDS):
-                keys = [key async for key in self._redis.scan_iter(WORKER_KEYS, count=SCAN_PAGE)]
+                keys = [key async for key in self._redis.scan_iter(WORKERS_PATTERN, count=SCAN_PAGE)]
                 beats = await self._redis.mget(keys) if keys else []
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable("the queue does not answer", retry_after_ms=self._retry_after_ms) from error

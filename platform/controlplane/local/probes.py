@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from contracts.names import worker_key
 from controlplane.local.children import NotReady, Probe
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -109,7 +110,7 @@ def unix_socket(*, path: Path) -> Probe:
 def worker(*, redis_url: str, worker_id: str) -> Probe:
     """Ready when the worker's heartbeat says that its engine serves."""
     parts = urlsplit(redis_url)
-    key = f"w:workers:{worker_id}"
+    key = worker_key(worker_id)
 
     async def probe() -> None:
         from stores.redis import open_redis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
@@ -18,10 +19,10 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from contracts.tenancy import PolicyRef
-from safety import publishing, selectors, services
+from safety import published, publishing, selectors, services
 from safety.defaults import demo_document
 from safety.models import Policy, PolicyVersion
-from safety.policy import PolicyError
+from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing, PolicyStore
 
 RULES: list[dict[str, Any]] = demo_document(policy_id="demo", version=1)["rules"]
@@ -50,6 +51,8 @@ class TestPublishPolicy:
             assert pushed.get(f"w:policy:{policy.pk}:1") is None
         assert first.version == 1
         assert json.loads(pushed.get(f"w:policy:{policy.pk}:1") or b"") == first.document
+        announced = [fields for _, fields in pushed.xrange("w:policies")]
+        assert announced == [{b"policy": str(policy.pk).encode(), b"version": b"1"}]
         assert selectors.find_published(policy_id=str(policy.pk)) == PolicyRef(policy_id=str(policy.pk), version=1)
 
         policy.refresh_from_db()
@@ -104,6 +107,18 @@ class TestPublishPolicy:
         assert selectors.find_published(policy_id=policy_id) is None
 
 
+class Warmed(PolicyStore):
+    """Says which versions it has warmed."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.warmed: asyncio.Queue[PolicyRef] = asyncio.Queue()
+
+    async def _warm(self, ref: PolicyRef) -> None:
+        await super()._warm(ref)
+        self.warmed.put_nowait(ref)
+
+
 class TestPolicyStore:
     async def test_gives_what_was_put_and_asks_redis_once(self, redis: Redis) -> None:
         store = PolicyStore(redis)
@@ -116,6 +131,55 @@ class TestPolicyStore:
     async def test_says_what_is_missing(self, redis: Redis) -> None:
         with pytest.raises(PolicyMissing, match="policy demo version 9"):
             await PolicyStore(redis).get(PolicyRef(policy_id="demo", version=9))
+
+    async def test_compiles_a_version_once_for_all_who_wait(
+        self, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await PolicyStore(redis).put(demo_document(policy_id="demo", version=4))
+        compiled: list[dict[str, Any]] = []
+        original = CompiledPolicy.compile
+
+        def compile_(document: dict[str, Any]) -> CompiledPolicy:
+            compiled.append(document)
+            return original(document)
+
+        monkeypatch.setattr(CompiledPolicy, "compile", compile_)
+        store = PolicyStore(redis)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(store.get(PolicyRef(policy_id="demo", version=4))) for _ in range(20)]
+        assert len({id(task.result()) for task in asked}) == 1
+        assert len(compiled) == 1
+
+    async def test_is_warm_before_anybody_asks(self, redis: Redis) -> None:
+        """What is there at the start, newest versions only, then what is published; what cannot be read is passed."""
+        publisher, store = PolicyStore(redis), Warmed(redis)
+        for version in (1, 2):
+            await publisher.put(demo_document(policy_id="old", version=version))
+        await publisher.put(demo_document(policy_id="lost", version=1))
+        await redis.delete("w:policy:lost:1")
+        await redis.xadd("w:policies", {"policy": "odd"})
+        async with asyncio.TaskGroup() as group:
+            service = group.create_task(store.keep_warm())
+            assert [await store.warmed.get() for _ in range(2)] == [
+                PolicyRef(policy_id="old", version=2),
+                PolicyRef(policy_id="lost", version=1),
+            ]
+            await publisher.put(demo_document(policy_id="new", version=1))
+            assert await store.warmed.get() == PolicyRef(policy_id="new", version=1)
+            service.cancel()
+        await redis.flushall()
+        for policy_id, version in (("old", 2), ("new", 1)):
+            assert (await store.get(PolicyRef(policy_id=policy_id, version=version))).policy_id == policy_id
+        with pytest.raises(PolicyMissing):
+            await store.get(PolicyRef(policy_id="old", version=1))
+
+    async def test_remembers_a_bounded_number_of_announcements(
+        self, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(published, "ANNOUNCED_MAX", 2)
+        for version in (1, 2, 3):
+            await PolicyStore(redis).put(demo_document(policy_id="demo", version=version))
+        assert [fields[b"version"] for _, fields in await redis.xrange("w:policies")] == [b"2", b"3"]
 
     @pytest.mark.parametrize("raw", [b"{", b"[]", b'{"id": "other", "version": 1, "rules": []}', b"\xff"])
     async def test_refuses_what_is_not_this_policy(self, redis: Redis, raw: bytes) -> None:

@@ -150,6 +150,18 @@ class TestGuard:
         [usage] = [usage_from_stream(fields) for fields in await pool.usage()]
         assert usage.delivered_tokens == final.counts.completion
 
+    async def test_has_compiled_it_before_it_is_asked_for(self, pool, start):
+        await PolicyStore(pool.redis).put(BAN_PUMPKIN)
+        async with start() as worker:
+            policies = worker._ports.policies
+            first = await pool.submit(ticket(chat("say: hi")))
+            await pool.final(first.request_id)  # it serves
+            await pool.redis.delete("w:policy:no-pumpkins:1")
+            asked = await pool.submit(ticket(chat("say: one green pumpkin"), policy=BAN_REF))
+            final = await pool.final(asked.request_id)
+            assert policies._known(BAN_REF) is not None
+        assert final.outcome is Outcome.GUARDRAIL
+
     async def test_fails_closed_without_the_policy(self, pool, start):
         asked = await pool.submit(ticket(chat("say: anything"), policy=BAN_REF))
         async with start():
