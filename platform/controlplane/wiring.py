@@ -84,14 +84,15 @@ def gateway_services() -> GatewayServices:
 
 
 async def _warm(policies: "PublishedPolicies", validators: ValidatorPool) -> None:
-    """Compiles the published policies before somebody waits for it. The validators' processes end with the server."""
+    """Compiles published policies before somebody waits for it: those there are, then each new version. The
+    validators' processes end with the server."""
     try:
         for ref in await from_database(safety_reads.published_refs, limit=WARM_POLICIES_MAX):
             await policies.get(ref)
     except Unavailable:
         log.warning("policies are not warm; the first request of each compiles it")
     try:
-        await asyncio.Event().wait()
+        await policies.store.keep_warm()
     finally:
         await validators.close()
 
