@@ -5,9 +5,11 @@ Every charge is kept with its time, so that caps are checked from the record of 
 
 from dataclasses import dataclass, field
 
-from contracts.tenancy import Limit
+from contracts.tenancy import Limit, Metric, Scope
 from tenants.limits import policy
 from tenants.limits.policy import GRAINS, MINUTE_MS, RULES, Amount, Kind, Window
+
+Place = tuple[Scope, Metric, str | None]
 
 
 @dataclass
@@ -25,6 +27,10 @@ class Charge:
     need: int
     label: str
 
+    @property
+    def place(self) -> Place:
+        return place(self.limit)
+
 
 @dataclass
 class Hold:
@@ -33,15 +39,16 @@ class Hold:
     state: str = "held"
     attempt: int = 0
     cost: int = 0
+    actual: dict[Amount, int] = field(default_factory=dict)
 
 
 @dataclass
 class Model:
-    """One tenant with one key in one project. `limits`: (scope, metric) -> cap."""
+    """One tenant with one key in one project; counters by scope, metric and model."""
 
     now: int
     zone: str
-    counters: dict[tuple[str, str], Counter] = field(default_factory=dict)
+    counters: dict[Place, Counter] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
 
     def hold(self, number: int, limits: list[Limit], *, prompt: int, output: int, cost: int) -> str:
@@ -59,7 +66,7 @@ class Model:
             else:
                 counter.held += need
             counter.last_cap = limit.cap
-            self.counters[limit.scope, limit.metric] = counter
+            self.counters[place(limit)] = counter
             charges.append(Charge(limit, need, counter.window.label if counter.window else ""))
         self.holds[number] = Hold(at=self.now, charges=charges)
         return "granted"
@@ -68,6 +75,10 @@ class Model:
         hold = self.holds.get(number)
         if hold is None or hold.state not in ("held", "running") or hold.attempt > attempt:
             return False
+        if hold.state == "held":
+            for charge in hold.charges:
+                if RULES[charge.limit.metric].kind is Kind.QUEUED:
+                    self.counters[charge.place].held -= charge.need
         hold.state, hold.attempt = "running", attempt
         return True
 
@@ -77,7 +88,7 @@ class Model:
             return False, 0
         if hold.state == "settled":
             return False, hold.cost
-        actual = amounts(prompt, output, cost)
+        actual = hold.actual = amounts(prompt, output, cost)
         for charge in hold.charges:
             self.close(hold, charge, actual[RULES[charge.limit.metric].amount])
         hold.state, hold.cost = "settled", cost
@@ -95,7 +106,7 @@ class Model:
 
     def close(self, hold: Hold, charge: Charge, actual: int | None) -> None:
         limit = charge.limit
-        counter = self.counters[limit.scope, limit.metric]
+        counter = self.counters[place(limit)]
         kind = RULES[limit.metric].kind
         if kind is Kind.RATE:
             more = (actual or 0) - charge.need
@@ -108,8 +119,9 @@ class Model:
             return
         if kind is Kind.WINDOW and (counter.window is None or counter.window.label != charge.label):
             return
-        counter.held -= charge.need
-        if actual is None or kind is Kind.CONCURRENT:
+        if kind is not Kind.QUEUED or hold.state == "held":
+            counter.held -= charge.need
+        if actual is None or kind in (Kind.CONCURRENT, Kind.QUEUED):
             return
         if kind is Kind.OUTPUT:
             assert counter.at is not None
@@ -121,7 +133,7 @@ class Model:
 
     def current(self, limit: Limit) -> Counter:
         """A copy of the counter as it stands now."""
-        stored = self.counters.get((limit.scope, limit.metric), Counter())
+        stored = self.counters.get(place(limit), Counter())
         copy = Counter(stored.used, stored.held, stored.at, stored.window, stored.last_cap)
         kind = RULES[limit.metric].kind
         if kind in (Kind.RATE, Kind.OUTPUT):
@@ -137,6 +149,23 @@ class Model:
             if not keeps:
                 copy = Counter(window=window, last_cap=copy.last_cap)
         return copy
+
+    def metered(self, where: Place, *, below_ms: int) -> int:
+        """What a metering of all settled requests would add up for a counter's window, admitted before `below_ms`."""
+        window = self.counters[where].window
+        return sum(
+            hold.actual[RULES[charge.limit.metric].amount]
+            for hold in self.holds.values()
+            for charge in hold.charges
+            if hold.state == "settled"
+            and charge.place == where
+            and hold.at < below_ms
+            and (window is None or charge.label == window.label)
+        )
+
+
+def place(limit: Limit) -> Place:
+    return limit.scope, limit.metric, limit.model
 
 
 def amounts(prompt: int, output: int, cost: int) -> dict[Amount, int]:

@@ -1,0 +1,107 @@
+"""Step 3, LIMITS: counters against what was metered, and counters made anew from it. Used by the beat and by
+`manage.py rebuild_limits`; no Django here.
+
+The watermark: every request admitted before it is settled or voided (no open hold is older), so metered usage admitted
+before it must be in the counters. What was settled of later admissions is kept beside each counter in slots of five
+minutes, for two and a half hours; used = metered below the watermark + slots from it on. Invariant: both scripts read
+and write counters, slots and open holds at one instant, so a settlement meanwhile makes no difference.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from stores.lua import load_scripts
+from tenants.limits import keys as names
+from tenants.limits.gate import Gate
+from tenants.limits.policy import Kind
+
+OPEN_MAX = 20_000
+_SCRIPTS = load_scripts(Path(__file__).parent / "scripts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One counter at the snapshot. `late` was settled of requests admitted at or after the watermark."""
+
+    counter: str
+    used: int
+    held: int
+    window: str  # label, start and end in ms; empty = one window without end, or never counted
+    rebuilt_ms: int
+    late: int
+    held_by_open: int
+
+    @property
+    def start_ms(self) -> int:
+        return int(self.window.split(" ")[1]) if self.window else 0
+
+    def drift(self, *, below: int) -> int:
+        """What the counter has too much, against `below` metered for admissions of its window below the watermark."""
+        return self.used - below - self.late
+
+    @property
+    def held_drift(self) -> int:
+        return self.held - self.held_by_open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Counters of one tenant at `now_ms`. `watermark_ms` None: a request has been open for too long to tell."""
+
+    now_ms: int
+    watermark_ms: int | None
+    standings: tuple[Standing, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a counter of a day, a month or a lifetime shall hold: `below` the watermark, in the window it names."""
+
+    counter: str
+    kind: Kind
+    below: int
+    window: str
+
+
+class Audit:
+    """Snapshots and rebuilds of a tenant's counters. `time_ms` replaces the slot's clock in tests."""
+
+    def __init__(self, redis: Redis, *, gate: Gate, time_ms: int = 0) -> None:
+        self._gate = gate
+        self._snapshot = _SCRIPTS["audit"].bind(redis)
+        self._rebuild = _SCRIPTS["rebuild"].bind(redis)
+        self.time_ms = time_ms
+
+    async def snapshot(self, *, tenant_id: str, counters: Sequence[str]) -> Snapshot:
+        """How the counters stand. Raises Unavailable."""
+        async with self._gate.call():
+            now_ms, watermark_ms, *rows = await self._snapshot(
+                keys=[names.holds(tenant_id), names.use(tenant_id)],
+                args=[self.time_ms, names.hold(tenant_id, ""), OPEN_MAX, *counters],
+            )
+        standings = tuple(_standing(name, row) for name, row in zip(counters, rows, strict=False))
+        return Snapshot(now_ms=now_ms, watermark_ms=watermark_ms if watermark_ms >= 0 else None, standings=standings)
+
+    async def rebuild(self, *, tenant_id: str, watermark_ms: int, counters: Sequence[Rebuilt]) -> int:
+        """Write the counters; returns how many changed. A window that is over is left alone. Raises Unavailable."""
+        args: list[str | int] = [self.time_ms, names.hold(tenant_id, ""), watermark_ms]
+        for each in counters:
+            args += [each.counter, each.kind.value, each.below, each.window]
+        async with self._gate.call():
+            return int(await self._rebuild(keys=[names.holds(tenant_id), names.use(tenant_id)], args=args))
+
+
+def _standing(counter: str, row: Sequence[bytes]) -> Standing:
+    used, held, window, _cap, rebuilt, late, held_by_open = (field.decode() for field in row)
+    return Standing(
+        counter=counter,
+        used=int(used or 0),
+        held=int(held or 0),
+        window=window if " " in window else "",
+        rebuilt_ms=int(rebuilt or 0),
+        late=int(late),
+        held_by_open=int(held_by_open),
+    )

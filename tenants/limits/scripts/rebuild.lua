@@ -1,0 +1,48 @@
+-- rebuild.lua: write what counters should hold, from metered usage below a watermark and settlements since.
+-- KEYS 1 open holds zset | 2 counters hash
+-- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 watermark_ms int, as audit.lua told it
+--   | 4... counters, four each: counter, kind, used below the watermark, mark of its window or empty
+-- RETURNS the number of counters that changed.
+-- ATOMIC: nothing that is settled meanwhile is lost or counted twice.
+local SLOT_MS, SLOTS = 300000, 32
+
+local function whole(number) return string.format('%.0f', number) end
+
+local held = {}
+for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local hold = redis.call('HMGET', ARGV[2] .. request_id, 'charges', 'queued')
+  for _, item in ipairs(hold[1] and cmsgpack.unpack(hold[1]) or {}) do
+    if item[2] ~= 'r' and (item[2] ~= 'q' or hold[2] == '1') then
+      local name = item[1] .. ' ' .. item[5]
+      held[name] = (held[name] or 0) + tonumber(item[4])
+    end
+  end
+end
+local watermark, changed = tonumber(ARGV[3]), 0
+for i = 4, #ARGV, 4 do
+  local name, kind, mark = ARGV[i], ARGV[i + 1], ARGV[i + 3]
+  local row = redis.call('HMGET', KEYS[2], name .. ':u', name .. ':h', name .. ':w')
+  local label, start, finish = string.match(mark, '^(%S+) (%d+) (%d+)$')
+  local stored = string.match(row[3] or '', '^%S+')
+  -- A window that has begun since, or is over, is left as it stands.
+  if kind ~= 'w' or not stored or stored == label then
+    local writes = {name .. ':h', whole(held[name .. ' ' .. (label or 'ever')] or 0)}
+    if kind == 'w' or kind == 'l' then
+      local used = tonumber(ARGV[i + 2])
+      for slot = 0, SLOTS - 1 do
+        local of, sum = string.match(redis.call('HGET', KEYS[2], name .. ':s' .. slot) or '', '^(%d+) (%d+)$')
+        of = tonumber(of or -1) * SLOT_MS
+        local inside = kind == 'l' or (of >= tonumber(start) and of < tonumber(finish))
+        if of >= watermark and inside then used = used + tonumber(sum) end
+      end
+      for _, value in ipairs({name .. ':u', whole(used), name .. ':w', mark, name .. ':f', ARGV[3]}) do
+        writes[#writes + 1] = value
+      end
+      if whole(used) ~= row[1] then changed = changed + 1 end
+    elseif writes[2] ~= (row[2] or '0') then
+      changed = changed + 1
+    end
+    redis.call('HSET', KEYS[2], unpack(writes))
+  end
+end
+return changed
