@@ -55,7 +55,7 @@ class SafeAdmin(ModelAdmin):  # type: ignore[misc] # unfold has no types
 class LimitInline(TabularInline):  # type: ignore[misc] # unfold has no types
     model = LimitSetting
     form = LimitForm
-    fields = ["metric", "cap"]
+    fields = ["metric", "model", "cap"]
     extra = 0
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LimitSetting]:
@@ -85,15 +85,9 @@ class _OwnerAdmin(SafeAdmin):
         rows = formset.save(commit=False)
         owner, actor = form.instance, actor_of(request)
         if formset.model is LimitSetting:
-            caps: dict[str, int | None] = {row.metric: None for row in formset.deleted_objects}
-            for changed in formset.forms:
-                before = changed.initial.get("metric")
-                if changed.instance in rows and before and before != changed.instance.metric:
-                    caps[before] = None
-            caps.update({row.metric: row.cap for row in rows})
-            if caps:
-                target = {"plan": owner} if isinstance(owner, Plan) else {"tenant": owner}
-                services.set_limits(**target, caps=caps, actor=actor)
+            target = {"plan": owner} if isinstance(owner, Plan) else {"tenant": owner}
+            for model, caps in _caps_by_model(formset, rows).items():
+                services.set_limits(**target, caps=caps, model=model, actor=actor)
             return
         for row in rows:
             if row._state.adding:  # noqa: SLF001 - Django's own API
@@ -104,6 +98,20 @@ class _OwnerAdmin(SafeAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nothing that an old report names is deleted."""
         return False
+
+
+def _caps_by_model(formset: BaseModelFormSet[Any, Any], rows: list[Any]) -> dict[str, dict[str, int | None]]:
+    """What a formset of limits asks for, as `set_limits` takes it: one call for each model named."""
+    found: dict[str, dict[str, int | None]] = {}
+    for row in formset.deleted_objects:
+        found.setdefault(row.model, {})[row.metric] = None
+    for form in formset.forms:
+        before = form.initial.get("metric"), form.initial.get("model", "")
+        if form.instance in rows and before[0] and before != (form.instance.metric, form.instance.model):
+            found.setdefault(before[1], {})[before[0]] = None
+    for row in rows:
+        found.setdefault(row.model, {})[row.metric] = row.cap
+    return found
 
 
 @admin.register(Plan)
@@ -198,7 +206,7 @@ class ApiKeyAdmin(SafeAdmin):
     def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> list[str]:
         """Two pages: making a key, and looking at one."""
         if obj is None:
-            return ["project", "name", "kind", "models_text", "expires_at"]
+            return ["project", "name", "kind", "models_text", "networks_text", "expires_at"]
         return [
             "name",
             "hint",
@@ -206,7 +214,10 @@ class ApiKeyAdmin(SafeAdmin):
             "project",
             "scopes",
             "allowed_models",
+            "allowed_networks",
             "created_at",
+            "rotated_at",
+            "last_used_at",
             "expires_at",
             "revoked_at",
         ]
@@ -235,6 +246,7 @@ class ApiKeyAdmin(SafeAdmin):
             name=form.cleaned_data["name"],
             scopes=[form.cleaned_data["kind"]],
             allowed_models=form.allowed_models(),
+            allowed_networks=form.allowed_networks(),
             expires_at=form.cleaned_data["expires_at"],
             actor=actor_of(request),
         )
@@ -265,6 +277,8 @@ class ApiKeyAdmin(SafeAdmin):
     def standing(self, key: ApiKey) -> str:
         if key.revoked_at is not None:
             return "revoked"
+        if key.expired_at is not None:
+            return "expired"
         return "expired" if key.expires_at is not None and key.expires_at <= timezone.now() else "active"
 
     @admin.action(description="Revoke at once", permissions=["change"])
@@ -275,15 +289,15 @@ class ApiKeyAdmin(SafeAdmin):
 
 @admin.register(LimitSetting)
 class LimitSettingAdmin(SafeAdmin):
-    list_display = ["owner", "scope", "metric", "shown_cap", "updated_at"]
+    list_display = ["owner", "scope", "metric", "model", "shown_cap", "updated_at"]
     list_filter = ["scope", "metric", "tenant", "plan"]
     list_select_related = ["plan", "tenant", "project", "api_key"]
     form = LimitOwnerForm
-    fields = ["plan", "tenant", "project", "api_key", "metric", "cap"]
+    fields = ["plan", "tenant", "project", "api_key", "metric", "model", "cap"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: LimitSetting | None = None) -> list[str]:
         """Only the cap of a limit that stands is changed."""
-        return [] if obj is None else ["plan", "tenant", "project", "api_key", "metric"]
+        return [] if obj is None else ["plan", "tenant", "project", "api_key", "metric", "model"]
 
     def get_form(self, request: HttpRequest, obj: LimitSetting | None = None, **kwargs: Any) -> Any:
         """A limit that stands keeps its owner and metric."""
@@ -306,11 +320,13 @@ class LimitSettingAdmin(SafeAdmin):
         given = ("plan", "tenant", "project", "api_key")
         chosen = {name: form.cleaned_data.get(name) for name in given if form.cleaned_data.get(name)}
         owner = owner_of(obj) if change else chosen
-        rows = services.set_limits(**owner, caps={metric: form.cleaned_data["cap"]}, actor=actor_of(request))
-        adopt(obj, next(row for row in rows if row.metric == metric))
+        model = obj.model if change else form.cleaned_data["model"]
+        caps = {metric: form.cleaned_data["cap"]}
+        rows = services.set_limits(**owner, caps=caps, model=model, actor=actor_of(request))
+        adopt(obj, next(row for row in rows if (row.metric, row.model) == (metric, model)))
 
     def delete_model(self, request: HttpRequest, obj: LimitSetting) -> None:
-        services.set_limits(**owner_of(obj), caps={obj.metric: None}, actor=actor_of(request))
+        services.set_limits(**owner_of(obj), caps={obj.metric: None}, model=obj.model, actor=actor_of(request))
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[LimitSetting]) -> None:
         for row in queryset.select_related("plan", "tenant", "project__tenant", "api_key__tenant"):

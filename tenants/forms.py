@@ -28,7 +28,8 @@ class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when i
 
     class Meta:
         model = LimitSetting
-        fields = ["metric", "cap"]
+        fields = ["metric", "model", "cap"]
+        widgets = {"model": UnfoldAdminTextInputWidget}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,7 +68,7 @@ class LimitOwnerForm(LimitForm):
     """As LimitForm, with the owner to choose: one of plan, tenant, project, key."""
 
     class Meta(LimitForm.Meta):
-        fields = ["plan", "tenant", "project", "api_key", "metric", "cap"]
+        fields = ["plan", "tenant", "project", "api_key", "metric", "model", "cap"]
 
     def clean(self) -> dict[str, Any]:
         """Exactly one owner; a project's or key's tenant follows from it."""
@@ -91,6 +92,12 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it 
         widget=UnfoldAdminTextInputWidget,
         help_text="Names, separated by commas; empty = every model.",
     )
+    networks_text = forms.CharField(
+        label="Allowed networks",
+        required=False,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="CIDR blocks, separated by commas; empty = from anywhere.",
+    )
     expires_at = forms.SplitDateTimeField(required=False, widget=UnfoldAdminSplitDateTimeWidget)
 
     class Meta:
@@ -99,5 +106,11 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it 
 
     def allowed_models(self) -> list[str] | None:
         """The names typed, or None for every model."""
-        names = [name.strip() for name in self.cleaned_data["models_text"].split(",") if name.strip()]
-        return names or None
+        return self._listed("models_text") or None
+
+    def allowed_networks(self) -> list[str]:
+        """The networks typed; none for anywhere."""
+        return self._listed("networks_text")
+
+    def _listed(self, field: str) -> list[str]:
+        return [item.strip() for item in self.cleaned_data[field].split(",") if item.strip()]

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone as clock
 
 from contracts.tenancy import Metric, Scope
 
@@ -43,6 +44,16 @@ class KeyScope(models.TextChoices):
 
 METRICS = [(metric.value, metric.value.replace("_", " ")) for metric in Metric]
 SCOPES = [(scope.value, scope.value) for scope in Scope]
+ALERTS = (50, 80, 100)
+
+
+def metrics() -> list[tuple[str, str]]:
+    """By name in migrations, so that a new metric is no change of the schema."""
+    return METRICS
+
+
+def alerts() -> list[int]:
+    return list(ALERTS)
 
 
 class Dated(models.Model):
@@ -161,7 +172,10 @@ def _inference() -> list[str]:
 
 
 class ApiKey(Dated):
-    """A bearer key, known by the HMAC of its text. `revoked_at` is final."""
+    """A bearer key, known by the HMAC of its text. `revoked_at` is final, and so is `expired_at`.
+
+    A rotation gives the key another text, not another identity: caps, usage and reports go on under one id.
+    """
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="api_keys")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
@@ -169,14 +183,29 @@ class ApiKey(Dated):
     prefix = models.CharField(max_length=16, editable=False)
     last4 = models.CharField(max_length=4, editable=False)
     digest = models.CharField(max_length=64, unique=True, editable=False)
+    pepper_id = models.CharField(
+        max_length=8, default="", editable=False, help_text="Which pepper the digest is under."
+    )
+    # Until then the text before the last rotation opens the same key: its limits count both together.
+    previous_digest = models.CharField(max_length=64, unique=True, null=True, editable=False)
+    previous_last4 = models.CharField(max_length=4, default="", editable=False)
+    previous_expires_at = models.DateTimeField(null=True, editable=False)
+    rotated_at = models.DateTimeField(null=True, editable=False)
     scopes = ArrayField(models.CharField(max_length=20, choices=KeyScope), default=_inference)
     allowed_models = ArrayField(
         models.CharField(max_length=100), null=True, blank=True, help_text="Empty = every model."
+    )
+    allowed_networks = ArrayField(
+        models.CharField(max_length=49),
+        default=list,
+        blank=True,
+        help_text="CIDR blocks it may be used from; empty = from anywhere.",
     )
     epoch = models.PositiveBigIntegerField(default=1, editable=False)
     epoch_pushed = models.PositiveBigIntegerField(default=0, editable=False)
     epoch_changed_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField(null=True, blank=True)
+    expired_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
 
@@ -200,8 +229,16 @@ class LimitSetting(Dated):
     project = models.ForeignKey(Project, on_delete=models.PROTECT, null=True, blank=True, related_name="limits")
     api_key = models.ForeignKey(ApiKey, on_delete=models.PROTECT, null=True, blank=True, related_name="limits")
     scope = models.CharField(max_length=10, choices=SCOPES)
-    metric = models.CharField(max_length=40, choices=METRICS)
+    metric = models.CharField(max_length=40, choices=metrics)
+    model = models.CharField(max_length=200, blank=True, default="", help_text="Empty = all models together.")
     cap = models.BigIntegerField(help_text="Requests, tokens, or nano-units of the currency; 0 blocks.")
+    alerts = ArrayField(
+        models.PositiveSmallIntegerField(),
+        default=alerts,
+        blank=True,
+        help_text="Percents of a money cap whose crossing is told of; they refuse nothing.",
+    )
+    since = models.DateTimeField(default=clock.now, editable=False, help_text="When this cap was set.")
 
     class Meta:
         ordering = ["scope", "metric", "id"]
@@ -216,14 +253,41 @@ class LimitSetting(Dated):
                 | Q(scope="key", plan=None, tenant__isnull=False, project=None, api_key__isnull=False),
             ),
             models.UniqueConstraint(
-                fields=["plan", "tenant", "project", "api_key", "metric"],
+                fields=["plan", "tenant", "project", "api_key", "metric", "model"],
                 nulls_distinct=False,
-                name="limit_once_per_owner_and_metric",
+                name="limit_once_per_owner_metric_model",
             ),
         ]
 
     def __str__(self) -> str:
         return f"{self.scope} {self.metric} {self.cap}"
+
+
+class IdempotentWrite(models.Model):
+    """The answer of a POST that named an Idempotency-Key, written in the transaction of its change.
+
+    The answer is encrypted under a secret that the client's own key text is a part of: an answer may hold a new API
+    key, and nobody reads that here.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant_id = models.UUIDField(null=True)
+    caller = models.CharField(max_length=200)
+    key_digest = models.CharField(max_length=64)
+    request_digest = models.CharField(max_length=64)
+    status = models.PositiveSmallIntegerField(null=True)
+    answer = models.BinaryField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(fields=["caller", "key_digest"], name="idempotent_write_once"),
+        ]
+        indexes = [models.Index(fields=["created_at"], name="idempotent_write_age")]
+
+    def __str__(self) -> str:
+        return f"{self.caller} {self.id}"
 
 
 class OutboxEvent(models.Model):

@@ -5,31 +5,45 @@ Invariant: every query names its tenant, or is made for an operator; nothing her
 
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from contracts.errors import PermissionDenied
 from contracts.tenancy import Limit, Metric, PolicyRef, Scope, TenantContext
+from tenants.limits.policy import is_money
 from tenants.models import ApiKey, LimitSetting, Member, Project, Tenant, TenantState
 
 
-def load_context(digest: str) -> TenantContext | None:
-    """What steps 2-5 need of the caller whose key has this digest; two queries.
+def find_key(digests: Sequence[str]) -> tuple[ApiKey, datetime | None] | None:
+    """The live key with one of these digests (one text under each pepper), and when this text of it ends; one query.
 
-    None for a key that is unknown, revoked, expired, or of a closed tenant. Raises PermissionDenied when the tenant is
-    suspended.
+    None for a key that is unknown, revoked, expired, or of a closed tenant.
     """
     now = timezone.now()
     key = (
         ApiKey.objects.select_related("tenant__plan", "tenant__policy")
-        .filter(digest=digest, revoked_at=None)
-        .filter(Q(expires_at=None) | Q(expires_at__gt=now))
+        .filter(Q(digest__in=digests) | Q(previous_digest__in=digests, previous_expires_at__gt=now))
+        .filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None, expired_at=None)
         .exclude(tenant__state=TenantState.CLOSED)
         .first()
     )
     if key is None:
         return None
+    ends = [key.expires_at, key.previous_expires_at if key.digest not in digests else None]
+    return key, min((at for at in ends if at is not None), default=None)
+
+
+def load_context(digests: Sequence[str]) -> TenantContext | None:
+    """What steps 2-5 need of the caller whose key has one of these digests, newest pepper first; two queries.
+
+    None as `find_key`. Raises PermissionDenied when the tenant is suspended.
+    """
+    found = find_key(digests)
+    if found is None:
+        return None
+    key, ends = found
     tenant, plan = key.tenant, key.tenant.plan
     if tenant.state == TenantState.SUSPENDED:
         raise PermissionDenied("This organization is suspended.", code="tenant_suspended")
@@ -52,6 +66,8 @@ def load_context(digest: str) -> TenantContext | None:
         policy=_policy(tenant),
         evaluation_log=tenant.evaluation_log,
         cut_to_affordable=tenant.cut_to_affordable,
+        allowed_networks=tuple(key.allowed_networks),
+        expires_at_ms=_ms(ends) if ends is not None else None,
     )
 
 
@@ -63,15 +79,28 @@ def limits_of(key: ApiKey) -> tuple[Limit, ...]:
         | Q(tenant_id=key.tenant_id, scope=Scope.TENANT.value)
         | Q(plan_id=key.tenant.plan_id)
     )
-    caps: dict[tuple[Scope, Metric], int] = {}
+    chosen: dict[tuple[str, str, str], LimitSetting] = {}
     # The plan's come first, so that the tenant's own overwrite them.
     for row in sorted(rows, key=lambda row: row.plan_id is None):
-        caps[Scope(row.scope), Metric(row.metric)] = row.cap
-    return tuple(Limit(scope=scope, metric=metric, cap=cap) for (scope, metric), cap in sorted(caps.items()))
+        chosen[row.scope, row.metric, row.model] = row
+    return tuple(as_limit(row) for _, row in sorted(chosen.items()))
+
+
+def as_limit(row: LimitSetting) -> Limit:
+    """A stored cap as the hot path knows it."""
+    metric = Metric(row.metric)
+    return Limit(
+        scope=Scope(row.scope),
+        metric=metric,
+        cap=row.cap,
+        model=row.model or None,
+        alerts=tuple(row.alerts) if is_money(metric) else (),
+        since_ms=_ms(row.since),
+    )
 
 
 def epochs(tenant_id: str, *, key_ids: Sequence[uuid.UUID] | None = None) -> tuple[dict[str, int], int]:
-    """Epochs of a tenant's keys (all, or those named) and of the tenant; negative = revoked, suspended or closed.
+    """Epochs of a tenant's keys (all, or those named) and of the tenant; negative = over or suspended.
 
     Raises Tenant.DoesNotExist.
     """
@@ -80,8 +109,8 @@ def epochs(tenant_id: str, *, key_ids: Sequence[uuid.UUID] | None = None) -> tup
     if key_ids is not None:
         keys = keys.filter(id__in=key_ids)
     signed = {
-        str(key_id): epoch if revoked_at is None else -epoch
-        for key_id, epoch, revoked_at in keys.values_list("id", "epoch", "revoked_at")
+        str(key_id): epoch if revoked_at is None and expired_at is None else -epoch
+        for key_id, epoch, revoked_at, expired_at in keys.values_list("id", "epoch", "revoked_at", "expired_at")
     }
     return signed, tenant.epoch if tenant.state == TenantState.ACTIVE else -tenant.epoch
 
@@ -109,6 +138,10 @@ def members_of(tenant_id: str) -> QuerySet[Member]:
 def names_of(tenant_ids: Sequence[str]) -> dict[str, str]:
     """Names for reports, closed tenants too."""
     return {str(key): name for key, name in Tenant.objects.filter(id__in=tenant_ids).values_list("id", "name")}
+
+
+def _ms(at: datetime) -> int:
+    return int(at.timestamp() * 1000)
 
 
 def _policy(tenant: Tenant) -> PolicyRef | None:

@@ -39,6 +39,7 @@ from stores.system import SystemClock, mint_nonce
 from tenants import selectors as tenant_reads
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
+from tenants.services import load_key
 
 DATABASE_SECONDS = 3.0
 REPORT_SECONDS = 20.0
@@ -118,7 +119,7 @@ async def _read_offered() -> dict[str, str]:
 
 
 async def _load_context(digest: str) -> TenantContext | None:
-    return await from_database(tenant_reads.load_context, digest)
+    return await from_database(load_key, [digest])
 
 
 class DatabaseEpochs:

@@ -1,46 +1,74 @@
-"""Who may use the management API: an operator's admin session, or a key with the scope `manage` for its own tenant.
+"""Who calls the management API: an operator, a member of a tenant, or a key with the scope `manage`.
 
-Invariant: an inference key opens nothing here; a management key sees its own tenant only, and another tenant's id is
-answered like one that does not exist.
+Invariant: an inference key opens nothing here; a member and a management key see their own tenant only, and another
+tenant's id is answered like one that does not exist. What no role is named for is refused.
 """
 
+import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Q, QuerySet
-from django.utils import timezone
+from django.contrib.auth.models import AbstractBaseUser
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions
-from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication, get_authorization_header
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from contracts.errors import InvalidRequest, NotFound, PermissionDenied
+from tenants import selectors
 from tenants.actors import Actor
-from tenants.auth.keys import digest, looks_valid
+from tenants.api.words import is_uuid
+from tenants.auth.keys import looks_valid
 from tenants.auth.resolve import unknown_key
-from tenants.models import ApiKey, KeyScope, Tenant, TenantState
-from tenants.services import pepper
+from tenants.models import ApiKey, KeyScope, Member, Role, TenantState
+from tenants.roles import Action, may
+from tenants.services.keys import digests_of, may_use_from
 
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+TENANT_HEADER = "Weir-Tenant"
+_READS = frozenset({"GET", "HEAD"})
 
 
-@dataclass(frozen=True, slots=True)
-class KeyHolder:
-    """The caller behind a management key; stands where DRF expects a user."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks. `tenant_id` and `role` None: an operator, whose Django permissions decide."""
 
-    key: ApiKey
+    name: str  # as the audit trail shows it
+    identity: str  # what an Idempotency-Key is scoped to
+    tenant_id: uuid.UUID | None = None
+    role: Role | None = None
+    user: AbstractBaseUser | None = None
+    opens: bool = True  # False: a key that is known, but not for this
 
     @property
     def is_authenticated(self) -> bool:
+        """What DRF asks of a user."""
         return True
+
+    @property
+    def is_operator(self) -> bool:
+        return self.tenant_id is None
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller that authentication found."""
+    return cast("Caller", request.auth)
+
+
+def actor_of(request: Request) -> Actor:
+    """Who acts and from where, for the audit trail."""
+    return Actor(name=caller_of(request).name, address=address_of(request))
+
+
+def address_of(request: Request) -> str | None:
+    return request.META.get("REMOTE_ADDR") or None
 
 
 class ManagementKey(BaseAuthentication):
     """`Authorization: Bearer weir_…`. A look-up for each request: management is rare and must see the truth."""
 
-    def authenticate(self, request: Request) -> tuple[KeyHolder, ApiKey] | None:
+    def authenticate(self, request: Request) -> tuple[Caller, Caller] | None:
         """None where no bearer is given, so that a session may speak. Raises AuthenticationFailed for a bad key."""
         header = get_authorization_header(request).split()
         if not header or header[0].lower() != b"bearer":
@@ -49,52 +77,85 @@ class ManagementKey(BaseAuthentication):
         key = _find(bearer) if looks_valid(bearer) else None
         if key is None:
             raise exceptions.AuthenticationFailed(unknown_key().message)
-        return KeyHolder(key), key
+        if not may_use_from(key, address_of(request)):
+            raise PermissionDenied("This key may not be used from your network.", code="network_not_allowed")
+        caller = Caller(
+            name=f"key:…{key.last4}",
+            identity=f"key:{key.id}",
+            tenant_id=key.tenant_id,
+            role=Role.ADMIN,
+            opens=KeyScope.MANAGE in key.scopes,
+        )
+        return caller, caller
 
     def authenticate_header(self, request: Request) -> str:
         """Makes a missing credential a 401, not a 403."""
         return "Bearer"
 
 
-class MayManage(BasePermission):
-    """Management keys for their own tenant; staff by their Django permissions on tenants."""
+class SignedIn(SessionAuthentication):
+    """A person's session: an operator, or a member of the tenant that `Weir-Tenant` names or that is the only one."""
 
-    message = "This needs an operator's session or a key with the scope `manage`."
+    def authenticate(self, request: Request) -> tuple[Caller, Caller] | None:
+        """None without a session. Raises what `_as_member` raises."""
+        found = super().authenticate(request)
+        if found is None:
+            return None
+        user = found[0]
+        named = request.headers.get(TENANT_HEADER)
+        if user.is_staff and named is None:
+            name = f"user:{user.get_username()}"
+            caller = Caller(name=name, identity=f"user:{user.pk}", user=user)
+        else:
+            caller = _as_member(user, named)
+        return caller, caller
+
+
+class MayDo(BasePermission):
+    """Members and keys by their role; staff by their Django permissions on tenants."""
+
+    message = "This needs an operator's session, a member's role, or a key with the scope `manage`."
 
     def has_permission(self, request: Request, view: APIView) -> bool:
-        if isinstance(request.auth, ApiKey):
-            operator_only: frozenset[str] = getattr(view, "operator_actions", frozenset())
-            return KeyScope.MANAGE in request.auth.scopes and getattr(view, "action", None) not in operator_only
-        user = request.user
-        if not isinstance(user, AbstractBaseUser) or not getattr(user, "is_staff", False):
+        caller = request.auth
+        if not isinstance(caller, Caller) or not caller.opens:
             return False
+        if caller.role is not None:
+            needs: dict[str, Action] = getattr(view, "needs", {})
+            action = getattr(view, "action", None)
+            return action is None or may(caller.role, needs.get(str(action), Action.OPERATE))
         wanted = "tenants.view_tenant" if request.method in _READS else "tenants.change_tenant"
-        return bool(user.has_perm(wanted))
-
-
-def visible_tenants(request: Request) -> QuerySet[Tenant]:
-    """The tenants that a caller may see: its own for a key, all for an operator."""
-    if isinstance(request.auth, ApiKey):
-        return Tenant.objects.filter(id=request.auth.tenant_id)
-    return Tenant.objects.all()
-
-
-def actor_of(request: Request) -> Actor:
-    """Who acts, for the audit trail."""
-    address = request.META.get("REMOTE_ADDR") or None
-    if isinstance(request.auth, ApiKey):
-        return Actor(name=f"key:…{request.auth.last4}", address=address)
-    user = request.user
-    name = "anonymous" if isinstance(user, AnonymousUser) else user.get_username()
-    return Actor(name=f"user:{name}", address=address)
+        return bool(cast("Any", caller.user).has_perm(wanted))
 
 
 def _find(bearer: str) -> ApiKey | None:
-    live = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
-    return (
-        ApiKey.objects.select_related("tenant")
-        .filter(live, digest=digest(bearer, pepper()), revoked_at=None, tenant__state=TenantState.ACTIVE)
-        .first()
+    found = selectors.find_key(digests_of(bearer))
+    return found[0] if found is not None and found[0].tenant.state == TenantState.ACTIVE else None
+
+
+def _as_member(user: Any, named: str | None) -> Caller:
+    """The person as a member. Raises InvalidRequest, NotFound, PermissionDenied."""
+    mine = Member.objects.filter(user_id=user.pk, deleted_at=None).exclude(tenant__state=TenantState.CLOSED)
+    if named is not None:
+        if not is_uuid(named):
+            raise InvalidRequest("This is not an id.", param=TENANT_HEADER)
+        mine = mine.filter(tenant_id=named)
+    found = list(mine.select_related("tenant")[:2])
+    if not found:
+        if named is not None:
+            raise NotFound("Not found.", param=TENANT_HEADER)
+        raise PermissionDenied(MayDo.message)
+    if len(found) > 1:
+        raise InvalidRequest("You are a member of several tenants: name one in this header.", param=TENANT_HEADER)
+    [member] = found
+    if member.tenant.state == TenantState.SUSPENDED:
+        raise PermissionDenied("This organization is suspended.", code="tenant_suspended")
+    return Caller(
+        name=f"user:{user.get_username()}",
+        identity=f"user:{user.pk}@{member.tenant_id}",
+        tenant_id=member.tenant_id,
+        role=Role(member.role),
+        user=user,
     )
 
 
@@ -106,3 +167,18 @@ class ManagementKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-un
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
         return {"type": "http", "scheme": "bearer", "description": "A key with the scope `manage`."}
+
+
+class SignedInScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How the OpenAPI file describes a session."""
+
+    target_class = "tenants.api.auth.SignedIn"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": "sessionid",
+            "description": "A signed-in operator or member; `Weir-Tenant` names the tenant of a member of several.",
+        }

@@ -1,16 +1,21 @@
-"""Errors of the management API in OpenAI's error object: `{"error": {message, type, param, code}}`."""
+"""Errors of the management API in OpenAI's error object, with RFC 9457's members beside it.
 
+`{"error": {message, type, param, code}, "type": "urn:weir:error:<code>", "title", "status", "detail"}`: an OpenAI SDK
+reads the first, a reader of problem details the rest; both say the same.
+"""
+
+from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db import IntegrityError, OperationalError
+from django.db import DataError, IntegrityError, OperationalError
 from django.http import Http404
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from contracts.errors import WeirError
+from contracts.errors import Conflict, Rejected, Unprocessable, WeirError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 _CODES = {
@@ -26,6 +31,26 @@ _CODES = {
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
+_LOCK_NOT_AVAILABLE = "55P03"
+_AGAIN_SECONDS = "5"
+
+
+class KeyReused(Unprocessable):
+    """422: an Idempotency-Key that stands for another request."""
+
+    code = "idempotency_mismatch"
+
+
+class Changed(Rejected):
+    """412: the resource is not the one that If-Match names."""
+
+    status, type, code = 412, "invalid_request_error", "precondition_failed"
+
+
+class MustMatch(Rejected):
+    """428: this change is made to what its author saw, so If-Match is needed."""
+
+    status, type, code = 428, "invalid_request_error", "precondition_required"
 
 
 def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
@@ -35,12 +60,8 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, DjangoValidationError):
         param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
         return _answer(400, message, param=param)
-    if isinstance(error, IntegrityError):
-        return _answer(409, "This conflicts with what is already there.")
-    if isinstance(error, OperationalError):
-        answer = _answer(503, "The database does not answer right now.", kind="service_unavailable_error")
-        answer["Retry-After"] = "5"
-        return answer
+    if isinstance(error, IntegrityError | DataError | OperationalError):
+        return database_error(error)
     if isinstance(error, SuspiciousOperation):
         return _unreadable(error)
     if isinstance(error, Http404):
@@ -54,6 +75,21 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
             answer["WWW-Authenticate"] = "Bearer"
         return answer
     return None
+
+
+def database_error(error: Exception) -> Response:
+    """What PostgreSQL refused or could not say."""
+    if isinstance(error, IntegrityError):
+        return _answer(409, "This conflicts with what is already there.")
+    if isinstance(error, DataError):
+        return _answer(400, "A value cannot be stored.")
+    if getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+        busy = Conflict("Another request changes this right now.")
+        answer = _answer(busy.status, busy.message, code=busy.code, kind=busy.type)
+    else:
+        answer = _answer(503, "The database does not answer right now.", kind="service_unavailable_error")
+    answer["Retry-After"] = _AGAIN_SECONDS
+    return answer
 
 
 def _unreadable(error: Exception) -> Response:
@@ -72,7 +108,13 @@ def _answer(
         "param": param,
         "code": code or _CODES.get(status, "invalid_value"),
     }
-    return Response({"error": body}, status=status)
+    problem = {
+        "type": f"urn:weir:error:{body['code']}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+    }
+    return Response({"error": body, **problem}, status=status)
 
 
 def _first(detail: Any, path: str = "") -> tuple[str | None, str]:

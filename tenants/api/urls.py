@@ -2,13 +2,20 @@
 
 from rest_framework.routers import SimpleRouter
 
-from tenants.api import views
+from tenants.api.audit import AuditRoute
+from tenants.api.keys import KeyRoute
+from tenants.api.limits import BudgetRoute, LimitRoute
+from tenants.api.members import MemberRoute
+from tenants.api.projects import ProjectRoute
+from tenants.api.tenants import TenantRoute
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
-_router.register("tenants", views.TenantRoute, basename="tenant")
-_router.register("projects", views.ProjectRoute, basename="project")
-_router.register("keys", views.KeyRoute, basename="key")
-_router.register("limits", views.LimitRoute, basename="limit")
-_router.register("audit", views.AuditRoute, basename="audit")
+_router.register("tenants", TenantRoute, basename="tenant")
+_router.register("projects", ProjectRoute, basename="project")
+_router.register("keys", KeyRoute, basename="key")
+_router.register("members", MemberRoute, basename="member")
+_router.register("limits", LimitRoute, basename="limit")
+_router.register("budgets", BudgetRoute, basename="budget")
+_router.register("audit", AuditRoute, basename="audit")
 
 urlpatterns = _router.urls

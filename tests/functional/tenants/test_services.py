@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def context_of(who: Customer):
-    return selectors.load_context(digest(who.plaintext, services.pepper()))
+    return selectors.load_context([digest(who.plaintext, services.pepper())])
 
 
 class TestKeys:

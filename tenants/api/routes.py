@@ -1,0 +1,131 @@
+"""What every route of the management API shares. A room's route is a subclass with its shapes, needs and filters.
+
+Invariants: one transaction for each request, so that a refusal leaves nothing behind; a tenant's key or member is, from
+the moment it is known, `weir_app` for its tenant in PostgreSQL itself, and every query begins at its tenant besides;
+so a foreign id is a 404 on every route. A POST may be repeated by Idempotency-Key; a change may name the ETag that it
+saw, and a PATCH must.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import uuid_utils
+from django.db import OperationalError, transaction
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from rest_framework import viewsets
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from contracts.errors import InvalidRequest
+from tenants.api import repeats
+from tenants.api.auth import ManagementKey, MayDo, SignedIn, caller_of
+from tenants.api.errors import database_error
+from tenants.api.lists import Filter, Keyset, StrictFilters, by_id
+from tenants.api.parsers import StrictJSON
+from tenants.api.shapes import Strict
+from tenants.api.versions import check_match, etag_of, is_unchanged
+from tenants.api.words import read_id
+from tenants.models import Tenant
+from tenants.roles import Action
+from tenants.row_scope import as_tenant
+
+M = TypeVar("M", bound=Model)
+OF_TENANT = by_id("tenant_id", "Rows of this tenant; of use to operators, who see every tenant's.")
+
+
+class Route(viewsets.GenericViewSet[M]):
+    """`needs` names for each action what a role must be allowed; `filters` the query parameters of the list."""
+
+    authentication_classes = [ManagementKey, SignedIn]
+    permission_classes = [MayDo]
+    parser_classes = [StrictJSON]
+    renderer_classes = [JSONRenderer]
+    pagination_class = Keyset
+    filter_backends = [StrictFilters]
+    metadata_class = None
+    lookup_value_converter = "uuid"
+    http_method_names = ["get", "post", "patch", "delete", "head"]
+    needs: ClassVar[Mapping[str, Action]]
+    filters: ClassVar[Mapping[str, Filter] | None] = None
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        """One transaction around everything, left as the login user that began it."""
+        try:
+            with transaction.atomic(), ExitStack() as self._scope:
+                response = super().dispatch(request, *args, **kwargs)
+                if response.status_code >= 400:
+                    transaction.set_rollback(True)
+        except OperationalError as error:
+            answer = database_error(error)
+            answer.accepted_renderer, answer.accepted_media_type = JSONRenderer(), "application/json"
+            answer.renderer_context = {}
+            response = answer
+        response.headers.setdefault("X-Request-ID", str(uuid_utils.uuid7()))
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """After authentication and permission: the caller's own rows from here on, and its first answer to a repeat."""
+        super().initial(request, *args, **kwargs)
+        caller = caller_of(request)
+        if caller.tenant_id is not None:
+            self._scope.enter_context(as_tenant(caller.tenant_id))
+        if request.method == "POST" and repeats.HEADER in request.headers and hasattr(self, "post"):
+            self.post = partial(repeats.once, self.post)
+
+    def tenants(self) -> QuerySet[Tenant]:
+        """The tenants that the caller may see: its own, or all for an operator."""
+        caller = caller_of(self.request)
+        return Tenant.objects.all() if caller.is_operator else Tenant.objects.filter(id=caller.tenant_id)
+
+    def one_tenant(self, wanted: Any) -> Tenant:
+        """The tenant named, or the caller's own. Raises Http404, and InvalidRequest when an operator names none."""
+        if wanted is not None:
+            return get_object_or_404(self.tenants(), id=wanted)
+        if not caller_of(self.request).is_operator:
+            return get_object_or_404(self.tenants())
+        raise InvalidRequest("Name the tenant.", param="tenant", code="missing_required_parameter")
+
+    def mine(self) -> Q:
+        """Filter of a tenant-owned table: what the caller may see, narrowed by `?tenant=`."""
+        caller = caller_of(self.request)
+        allowed = Q() if caller.is_operator else Q(tenant_id=caller.tenant_id)
+        wanted = self.request.query_params.get("tenant")
+        return allowed if wanted is None else allowed & Q(tenant_id=read_id(wanted, param="tenant"))
+
+    def body(self, shape: type[Strict], *, partial: bool = False) -> dict[str, Any]:
+        """The checked body. Raises DRF's ValidationError."""
+        form = shape(data=self.request.data, partial=partial)
+        form.is_valid(raise_exception=True)
+        data: dict[str, Any] = form.validated_data
+        return data
+
+    def shown(self, row: M) -> dict[str, Any]:
+        """A row as answers show it."""
+        assert self.serializer_class is not None
+        return dict(self.serializer_class(row).data)
+
+    def answer(self, row: M, *, status: int = 200, **more: Any) -> Response:
+        """One row with its ETag."""
+        shown = self.shown(row)
+        return Response({**shown, **more}, status=status, headers={"ETag": etag_of(shown)})
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """One row, or 304 where If-None-Match names it as it is."""
+        row = self.get_object()
+        shown = self.shown(row)
+        if is_unchanged(request, shown):
+            return Response(status=304, headers={"ETag": etag_of(shown)})
+        return Response(shown, headers={"ETag": etag_of(shown)})
+
+    def to_change(self, *, must_match: bool = False) -> M:
+        """The row that the path names, locked and as its author saw it. Raises Http404, Changed, MustMatch."""
+        rows = self.get_queryset().select_for_update(of=("self",))
+        row: M = get_object_or_404(rows, **{self.lookup_field: self.kwargs[self.lookup_field]})
+        check_match(self.request, self.shown(row), required=must_match)
+        return row

@@ -1,0 +1,58 @@
+"""Every change to a tenant, project, member, key or limit. Called by the admin, the management API and the seed.
+
+Invariants: a change and its event commit together; a change that a cached context must not outlive raises an epoch in
+the same transaction and pushes it on commit; the plain text of a key is returned once and kept nowhere.
+Every function raises django.core.exceptions.ValidationError for input it refuses.
+"""
+
+from tenants.services.keys import (
+    change_key,
+    create_key,
+    expire_keys,
+    load_key,
+    pepper,
+    record_last_used,
+    revoke_key,
+    rotate_key,
+)
+from tenants.services.limits import check_cap, set_limits
+from tenants.services.members import add_member, change_member, remove_member
+from tenants.services.plans import change_plan, create_plan
+from tenants.services.projects import create_project, delete_project, rename_project
+from tenants.services.pushing import push_now
+from tenants.services.tenants import (
+    change_tenant,
+    check_timezone,
+    close_tenant,
+    create_tenant,
+    resume_tenant,
+    suspend_tenant,
+)
+
+__all__ = [
+    "add_member",
+    "change_key",
+    "change_member",
+    "change_plan",
+    "change_tenant",
+    "check_cap",
+    "check_timezone",
+    "close_tenant",
+    "create_key",
+    "create_plan",
+    "create_project",
+    "create_tenant",
+    "delete_project",
+    "expire_keys",
+    "load_key",
+    "pepper",
+    "push_now",
+    "record_last_used",
+    "remove_member",
+    "rename_project",
+    "resume_tenant",
+    "revoke_key",
+    "rotate_key",
+    "set_limits",
+    "suspend_tenant",
+]
