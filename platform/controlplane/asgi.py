@@ -14,6 +14,7 @@ from django.urls import re_path
 
 django_application = get_asgi_application()
 
+from controlplane.front import Front
 from controlplane.lifespan import Lifespan
 from controlplane.wiring import gateway_services
 from gateway.edge.app import InferenceApp
@@ -29,7 +30,7 @@ async def refuse_websocket(scope: Any, receive: Any, send: Any) -> None:
 
 services = gateway_services()
 inference: Any = InferenceApp(services)
-http_routes = [re_path(r"^(v1(/|$)|health(/|$))", inference), re_path(r"", cast("Any", django_application))]
+http_routes = [re_path(r"^(v1(/|$)|health(/|$))", inference), re_path(r"", cast("Any", Front(django_application)))]
 websocket_routes = [
     re_path(r"^v1/realtime/?$", RealtimeConsumer.as_asgi(services=services)),
     re_path(r"", cast("Any", refuse_websocket)),

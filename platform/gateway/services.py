@@ -19,7 +19,9 @@ from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef
 from fairqueue.queue import FairQueue
 from gateway.pools import PoolWorkers
+from gateway.revocation import Revocations, Running
 from gateway.stream.mailbox import Mailbox
+from gateway.surface import limits
 from gateway.tokenizer import PromptTokenizer
 from safety.engines.pool import ValidatorPool
 from safety.policy import CompiledPolicy
@@ -36,17 +38,18 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()  # exact origins, or ("*",)
     realtime_origins: tuple[str, ...] = ()  # browsers' Origin values let in; a client without Origin always is
     heartbeat_seconds: float = 10.0
-    body_read_seconds: float = 30.0
+    body_read_seconds: float = limits.BODY_SECONDS
     admission_seconds: float = 15.0  # steps 2-5 together
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
     realtime_auth_seconds: float = 10.0
-    send_stall_seconds: float = 30.0  # one send that the client does not take
+    send_stall_seconds: float = limits.STALL_SECONDS  # one send that the client does not take
     streams_max: int = 10_000  # open requests of one gateway
     idempotency_ms: int = 24 * 3_600_000
     worker_probe_seconds: float = 1.0
     unavailable_retry_ms: int = 5_000
+    trusted_proxies: tuple[str, ...] = ()  # CIDR blocks whose X-Forwarded-For is believed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ class GatewayServices:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                loops = [tasks.create_task(self.mailbox.run())]
+                loops = [tasks.create_task(self.mailbox.run()), tasks.create_task(self.revocations.run())]
                 loops += [tasks.create_task(_forever(loop)) for loop in self.background]
                 with suppress(TimeoutError):
                     async with asyncio.timeout(START_SECONDS):
@@ -165,6 +168,23 @@ class GatewayServices:
             clock=self.clock,
             fresh_seconds=self.settings.worker_probe_seconds,
             retry_after_ms=self.settings.unavailable_retry_ms,
+        )
+
+    @cached_property
+    def running(self) -> Running:
+        """The open answers of this process and whose they are."""
+        return Running()
+
+    @cached_property
+    def revocations(self) -> Revocations:
+        """What ends them when their key is revoked."""
+        return Revocations(
+            connect=self.mailbox.connect,
+            redis=self.redis,
+            limits=self.limits,
+            queue_of=self.queue_of,
+            resolver=self.resolver,
+            running=self.running,
         )
 
 

@@ -18,6 +18,7 @@ from controlplane.local.paths import Layout
 from controlplane.local.ports import PortBook, find_gateway_port, is_free
 from controlplane.local.postgres import Cluster
 from controlplane.local.secrets_file import LocalSecrets
+from gateway.surface.limits import REALTIME_FRAME_BYTES_MAX
 
 GATEWAY_PORT = 8080
 ENGINES = ("vllm", "simulated")
@@ -214,8 +215,10 @@ def _worker(base: ChildSpec, draft: _Draft, engine: str) -> ChildSpec:
 def _gateway(base: ChildSpec, port: int) -> ChildSpec:
     command = (
         *(sys.executable, "-m", "uvicorn", "controlplane.asgi:application"),
-        *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--http", "httptools"),
-        *("--ws", "websockets", "--no-access-log", "--timeout-graceful-shutdown", "10"),
+        *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop"),
+        *("--no-access-log", "--no-server-header"),
+        *("--http", "gateway.edge.http:HttpProtocol", "--ws", "gateway.edge.websocket:WebSocketProtocol"),
+        *("--ws-max-size", str(2 * REALTIME_FRAME_BYTES_MAX), "--timeout-graceful-shutdown", "10"),
     )
     probe = probes.http(port=port, path="/health/live")
     return replace(

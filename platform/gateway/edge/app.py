@@ -16,13 +16,21 @@ from redis.exceptions import RedisError
 from contracts.errors import MethodNotAllowed, NotFound, Unavailable, WeirError
 from contracts.jobs import Endpoint
 from gateway.admission import Admission
-from gateway.edge.body import BodyTimeout, ClientGone
+from gateway.edge.body import ClientGone
 from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import cancel_request, resume_events, show_request
 from gateway.services import GatewayServices
-from gateway.surface.errors import Headers, InternalError, error_headers, error_object, status_of
+from gateway.surface.errors import (
+    Headers,
+    InternalError,
+    ReadTimeout,
+    UpgradeRequired,
+    error_headers,
+    error_object,
+    status_of,
+)
 
 log = logging.getLogger("weir.gateway.edge")
 
@@ -43,6 +51,7 @@ class InferenceApp:
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
             "/v1/models": {"GET": self._bound(list_models)},
             "/v1/usage": {"GET": self._bound(show_usage)},
+            "/v1/realtime": {"GET": _only_websocket},
             "/health/live": {"GET": _live, "HEAD": _live},
             "/health/ready": {"GET": self._ready, "HEAD": self._ready},
         }
@@ -122,6 +131,10 @@ class _NotAllowed(MethodNotAllowed):
         self.allow = ", ".join(sorted(methods)).encode()
 
 
+async def _only_websocket(exchange: Exchange) -> None:
+    raise UpgradeRequired("this path is a WebSocket: connect to it with ws:// or wss://")
+
+
 async def _live(exchange: Exchange) -> None:
     await exchange.json(200, {"status": "live"})
 
@@ -146,7 +159,9 @@ async def _refuse(exchange: Exchange, error: WeirError) -> None:
     headers: Headers = error_headers(error)
     if isinstance(error, _NotAllowed):
         headers.append((b"allow", error.allow))
-    if isinstance(error, BodyTimeout) or not await exchange.drain():
+    if isinstance(error, UpgradeRequired):
+        headers.append((b"upgrade", b"websocket"))
+    if isinstance(error, ReadTimeout) or not await exchange.drain():
         headers.append((b"connection", b"close"))
     try:
         await exchange.json(status_of(error), error_object(error), headers=headers)

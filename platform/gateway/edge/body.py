@@ -1,4 +1,4 @@
-"""Reads one request body. Step 1; called by the routes of `app.py`; `surface/json_text.py` parses it.
+"""Reads one request body. Step 1; called by the routes of `app.py` and before Django; `surface/json_text.py` parses it.
 
 Invariants: the size is counted after decompression and never passed in memory; the body arrives before a deadline.
 """
@@ -8,12 +8,15 @@ import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia, WeirError
+from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from gateway.surface import limits
+from gateway.surface.errors import ReadTimeout
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
+DRAIN_BYTES_MAX = 16 * 1024 * 1024
+DRAIN_SECONDS = 2.0
 _GZIP = 31  # zlib's window bits for a gzip container
 
 
@@ -21,27 +24,53 @@ class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
 
 
-class BodyTimeout(WeirError):
-    """The body did not arrive in time."""
-
-    status, type, code = 408, "timeout_error", "request_timeout"
-
-
 async def read_body(receive: Receive, headers: dict[bytes, bytes], *, deadline_seconds: float) -> bytes:
-    """The decompressed body. Raises TooLarge, UnsupportedMedia, InvalidRequest, BodyTimeout, ClientGone."""
+    """A JSON request's body, decompressed. Raises UnsupportedMedia, InvalidRequest, and what `read_bounded` raises."""
     _check_content_type(headers.get(b"content-type", b""))
     decoder = _decoder(headers.get(b"content-encoding", b""))
+    return await read_bounded(
+        receive, headers, bytes_max=limits.BODY_BYTES_MAX, deadline_seconds=deadline_seconds, decoder=decoder
+    )
+
+
+async def read_bounded(
+    receive: Receive,
+    headers: dict[bytes, bytes],
+    *,
+    bytes_max: int,
+    deadline_seconds: float,
+    decoder: "_Gzip | None" = None,
+) -> bytes:
+    """A body of any kind, whole. Raises TooLarge (unread, where its length says so), ReadTimeout, ClientGone."""
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length[:20]) > limits.BODY_BYTES_MAX:
-        raise _too_large()
+    if length.isdigit() and int(length[:20]) > bytes_max:
+        raise _too_large(bytes_max)
     try:
         async with asyncio.timeout(deadline_seconds):
-            return await _collect(receive, decoder)
+            return await _collect(receive, decoder, bytes_max)
     except TimeoutError as error:
-        raise BodyTimeout(f"the request body did not arrive within {deadline_seconds:g} seconds") from error
+        raise ReadTimeout(f"the request body did not arrive within {deadline_seconds:g} seconds") from error
 
 
-async def _collect(receive: Receive, decoder: "_Gzip | None") -> bytes:
+async def drain(receive: Receive) -> bool:
+    """Takes what is left of a body, within bounds, so that a client still sending gets to read its refusal.
+
+    False: it does not end; the connection must be closed.
+    """
+    left = DRAIN_BYTES_MAX
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return True
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return False
+    return False
+
+
+async def _collect(receive: Receive, decoder: "_Gzip | None", bytes_max: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -50,10 +79,10 @@ async def _collect(receive: Receive, decoder: "_Gzip | None") -> bytes:
             raise ClientGone
         chunk: bytes = message.get("body", b"")
         if decoder is not None:
-            chunk = decoder.feed(chunk, room=limits.BODY_BYTES_MAX - size)
+            chunk = decoder.feed(chunk, room=bytes_max - size)
         size += len(chunk)
-        if size > limits.BODY_BYTES_MAX:
-            raise _too_large()
+        if size > bytes_max:
+            raise _too_large(bytes_max)
         parts.append(chunk)
         if not message.get("more_body", False):
             if decoder is not None:
@@ -61,8 +90,8 @@ async def _collect(receive: Receive, decoder: "_Gzip | None") -> bytes:
             return b"".join(parts)
 
 
-def _too_large() -> TooLarge:
-    return TooLarge(f"the request body has more than {limits.BODY_BYTES_MAX} bytes")
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(f"the request body has more than {bytes_max} bytes")
 
 
 def _check_content_type(value: bytes) -> None:

@@ -13,6 +13,8 @@ import orjson
 
 from contracts.clock import Clock
 from contracts.errors import AuthFailed, InvalidRequest, SlowReader
+from gateway.clients import client_address
+from gateway.edge.body import drain
 from gateway.services import GatewaySettings
 from gateway.surface import limits
 from gateway.surface.errors import Headers
@@ -22,8 +24,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-DRAIN_BYTES_MAX = 16 * 1024 * 1024
-DRAIN_SECONDS = 2.0
 JSON = (b"content-type", b"application/json")
 EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing"
 
@@ -38,10 +38,13 @@ class Exchange:
         self.path: str = scope["path"].rstrip("/") or "/"
         self._receive = receive
         self._body_open = scope["method"] in ("POST", "PUT", "PATCH")
+        self._asked_for = False  # whether the body was: a client may wait with it until it is (100 Continue)
         self.request_id: str = mint_request_id()
         self.headers: dict[bytes, bytes] = {}
         self.started = False
         self._raw_headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        self.address = client_address(scope, trusted=settings.trusted_proxies)
+        self.rates: Callable[[], Awaitable[Headers]] | None = None  # set once the caller is known
         self._query: bytes = scope.get("query_string", b"")
         self._send = send
         self._clock = clock
@@ -51,24 +54,17 @@ class Exchange:
             self.headers.setdefault(name.lower(), value)
 
     async def receive(self) -> Message:
+        self._asked_for = True
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._body_open = False
         return message
 
     async def drain(self) -> bool:
-        """Takes what is left of the body, within bounds, so that a client still sending gets to read its refusal.
-
-        False: it does not end; the connection must be closed.
-        """
-        left = DRAIN_BYTES_MAX
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while self._body_open and left > 0:
-                    left -= len((await self.receive()).get("body", b""))
-        except TimeoutError:
+        """Takes what is left of the body. False: it does not end, or was never asked for; the connection must close."""
+        if self._body_open and not self._asked_for and b"expect" in self.headers:
             return False
-        return not self._body_open
+        return not self._body_open or await drain(self.receive)
 
     def bearer(self) -> str:
         """The API key. Raises AuthFailed; the key itself is in no message."""
@@ -118,6 +114,8 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         elapsed_ms = int((self._clock.monotonic() - self._begun) * 1000)
+        if self.rates is not None and not any(name.startswith(b"x-ratelimit-") for name, _ in headers):
+            headers = [*headers, *await self.rates()]
         shared = [
             (b"x-request-id", self.request_id.encode("ascii")),
             (b"openai-processing-ms", b"%d" % elapsed_ms),

@@ -10,6 +10,7 @@ from contracts.jobs import Endpoint
 from gateway.admission import Admission
 from gateway.edge.answers import send_stream, send_whole
 from gateway.edge.body import read_body
+from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewayServices
 from gateway.stream.answer import Answer
@@ -23,7 +24,7 @@ from tenants.limits.holds import Idempotency
 async def infer(exchange: Exchange, *, services: GatewayServices, admission: Admission, endpoint: Endpoint) -> None:
     """One request, from its key to its last byte. Raises WeirError before the first byte of the answer only."""
     settings = services.settings
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     body = await read_body(exchange.receive, exchange.headers, deadline_seconds=settings.body_read_seconds)
     received_at = services.clock.monotonic()
     document = parse_object(body)

@@ -7,6 +7,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.models import ModelCard
 from contracts.tenancy import TenantContext
 from gateway.admission import Admission
+from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewayServices, UsageQuery
 from gateway.surface import limits
@@ -18,7 +19,7 @@ _MODEL_MAX = limits.MODEL_NAME_MAX
 
 async def list_models(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The models that this key may use."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     served = await services.catalogue.list()
     cards = [model.card for model in served if _may_use(caller.context, model.card.model)]
     await exchange.json(200, {"object": "list", "data": [_brief(card) for card in cards]})
@@ -26,7 +27,7 @@ async def list_models(exchange: Exchange, *, services: GatewayServices, admissio
 
 async def show_model(exchange: Exchange, name: str, *, services: GatewayServices, admission: Admission) -> None:
     """The exact configuration on record. A model that the key may not use is not there."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     if not _may_use(caller.context, name) or len(name) > _MODEL_MAX:
         raise NotFound(f"no model {name[:_MODEL_MAX]!r}", param="model", code="model_not_found")
     card = (await services.catalogue.get(name)).card
@@ -37,7 +38,7 @@ async def show_model(exchange: Exchange, name: str, *, services: GatewayServices
 
 async def show_usage(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The tenant's own usage in time buckets, in OpenAI's shape."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     query = _usage_query(exchange.query(), now_ms=services.clock.now_ms())
     page = await services.usage.buckets(tenant_id=caller.context.tenant_id, query=query)
     await exchange.json(200, page.as_json())

@@ -19,6 +19,7 @@ from fairqueue.messages import Final, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.admission import Admission, Caller
 from gateway.edge.answers import send_stream
+from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
 from gateway.services import GatewayServices
 from gateway.stream import assemble, sse
@@ -41,7 +42,7 @@ class Found:
 
 async def show_request(exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission) -> None:
     """Where a request stands: live from its pool, later from the metered rows."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     found = await _find(services, caller, request_id)
     if found is not None:
         async with _in_time():
@@ -55,7 +56,7 @@ async def cancel_request(
     exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission
 ) -> None:
     """Stops a request, whoever reads it. Repeating it is harmless; what was released is billed."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     found = await _find(services, caller, request_id)
     if found is None:
         row = await _row(services, caller, request_id)
@@ -70,7 +71,7 @@ async def resume_events(
     exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission
 ) -> None:
     """The events after `Last-Event-ID` or `?starting_after=`, then what follows live. Leaving cancels nothing."""
-    caller = await admission.identify(exchange.bearer())
+    caller = await identified(exchange, admission)
     epoch, after_seq = _start(exchange)
     found = await _find(services, caller, request_id)
     if found is None:
@@ -82,6 +83,7 @@ async def resume_events(
         if found.status.state in LIVE:
             await _listen(services, found)
         exchange.request_id = request_id
+        services.running.note(inbox, found.status.ticket)
         answer = Answer(
             ticket=found.status.ticket,
             queue=found.queue,

@@ -22,6 +22,24 @@ class Gone(Rejected):
     status, type, code = 410, "invalid_request_error", "gone"
 
 
+class ReadTimeout(WeirError):
+    """What the client was to send did not arrive in time."""
+
+    status, type, code = 408, "timeout_error", "request_timeout"
+
+
+class UpgradeRequired(Rejected):
+    """This path speaks WebSocket only."""
+
+    status, type, code = 426, "invalid_request_error", "upgrade_required"
+
+
+class HeadTooLarge(Rejected):
+    """The request line and headers pass what is taken."""
+
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
 class InternalError(WeirError):
     """A mistake of ours; what it was stands in the log under the request's id."""
 

@@ -24,9 +24,19 @@ def _state(name: str, value: int, unit: str, about: str, refusal: str = "400, th
     return value
 
 
+HEAD_BYTES_MAX = _state("head_bytes", 32_768, "bytes", "request line and headers", "431, closed")
+HEADERS_MAX = _state("headers", 100, "headers", "headers of one request", "431, closed")
+HEAD_SECONDS = _state("head_seconds", 10, "s", "from a request's first byte to the end of its headers", "408, closed")
+IDLE_SECONDS = _state("idle_seconds", 75, "s", "a connection between two requests", "closed")
+STALL_SECONDS = _state("stall_seconds", 30, "s", "a connection whose client takes nothing of what is sent", "closed")
+CONNECTIONS_MAX = _state(
+    "connections", 12_000, "connections", "open connections of one gateway process, or what its files allow", "503"
+)
+BODY_SECONDS = _state("body_seconds", 30, "s", "from the end of the headers to the end of the body", "408, closed")
 BODY_BYTES_MAX = _state(
     "body_bytes", 4 * 1024 * 1024, "bytes", "request body, counted after decompression (gzip is accepted)", "413"
 )
+MANAGEMENT_BODY_BYTES_MAX = _state("management_body", 1_048_576, "bytes", "body of a request to /api or /admin", "413")
 HEADER_BEARER_MAX = _state("bearer", 256, "characters", "API key in the Authorization header", "401")
 IDEMPOTENCY_KEY_MAX = _state("idempotency_key", 255, "characters", "Idempotency-Key header, printable ASCII")
 JSON_DEPTH_MAX = _state("json_depth", 64, "levels", "nesting of objects and arrays in the body")

@@ -16,9 +16,12 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
 from gateway.edge.app import InferenceApp
+from gateway.edge.http import HttpProtocol
+from gateway.edge.websocket import WebSocketProtocol
 from gateway.realtime.consumer import RealtimeConsumer
 from gateway.services import GatewayServices, GatewaySettings, ServedModel
 from gateway.stream.mailbox import Mailbox
+from gateway.surface import limits
 from gateway.tokenizer import PromptTokenizer
 from stores.redis import open_subscriber
 from stores.system import SystemClock
@@ -66,21 +69,31 @@ def settings() -> GatewaySettings:
 
 
 @pytest.fixture
+def http_protocol() -> type[HttpProtocol]:
+    """How connections are held; a test of deadlines shortens them."""
+    return HttpProtocol
+
+
+@pytest.fixture
 async def gateway(
-    redis: Redis, valkey_url: str, tokenizer: PromptTokenizer, settings: GatewaySettings
+    redis: Redis,
+    valkey_url: str,
+    tokenizer: PromptTokenizer,
+    settings: GatewaySettings,
+    http_protocol: type[HttpProtocol],
 ) -> AsyncIterator[Gateway]:
     directory = Directory(served=ServedModel(card=CARD, tokenizer=tokenizer))
-    queue, clock, limits = FairQueue(redis, POOL, QueueBounds()), SystemClock(), Limits(redis)
+    queue, clock, holds = FairQueue(redis, POOL, QueueBounds()), SystemClock(), Limits(redis)
     services = GatewayServices(
         gateway_id=GATEWAY, clock=clock, redis=redis,
         mailbox=Mailbox(channel=mailbox_channel(GATEWAY), connect=lambda: open_subscriber(valkey_url)),
-        limits=limits, queue_of=lambda _: queue,
+        limits=holds, queue_of=lambda _: queue,
         resolver=Resolver(directory.load_context, clock=clock, pepper=PEPPER), epochs=directory, catalogue=directory,
         prices=directory, policies=directory, usage=directory, cache_salt_secret=b"s" * 32, settings=settings,
     )  # fmt: skip
-    worker = HandWorker(redis=redis, queue=queue, limits=limits)
+    worker = HandWorker(redis=redis, queue=queue, limits=holds)
     await worker.beat()
-    async with serving(services) as url, httpx.AsyncClient(base_url=url, timeout=20) as http:
+    async with serving(services, http=http_protocol) as url, httpx.AsyncClient(base_url=url, timeout=20) as http:
         key = directory.issue(CONTEXT)
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as sdk:
             yield Gateway(url, key, directory.issue(MALLORY), services, directory, worker, http, sdk)
@@ -89,7 +102,7 @@ async def gateway(
 class serving:  # noqa: N801 - reads as `async with serving(services)`
     """Runs services and server until the block ends."""
 
-    def __init__(self, services: GatewayServices) -> None:
+    def __init__(self, services: GatewayServices, *, http: type[HttpProtocol] = HttpProtocol) -> None:
         self._services = services
         inference, realtime = InferenceApp(services), RealtimeConsumer.as_asgi(services=services)
 
@@ -97,8 +110,8 @@ class serving:  # noqa: N801 - reads as `async with serving(services)`
             await (realtime if scope["type"] == "websocket" else inference)(scope, receive, send)
 
         config = uvicorn.Config(
-            application, lifespan="off", http="httptools", ws="websockets-sansio", access_log=False, log_config=None,
-            timeout_graceful_shutdown=1,
+            application, lifespan="off", http=http, ws=WebSocketProtocol, access_log=False, log_config=None,
+            ws_max_size=2 * limits.REALTIME_FRAME_BYTES_MAX, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._started, self._stopping = asyncio.Event(), asyncio.Event()

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from gateway.edge.body import BodyTimeout, ClientGone, read_body
+from gateway.edge.body import ClientGone, read_body
 from gateway.surface import limits
+from gateway.surface.errors import ReadTimeout
 from gateway.surface.json_text import parse_object
 
 JSON = {b"content-type": b"application/json"}
@@ -88,7 +89,7 @@ class TestReadBody:
             await read(b"{", gone=True)
 
     async def test_does_not_wait_past_its_deadline(self) -> None:
-        with pytest.raises(BodyTimeout):
+        with pytest.raises(ReadTimeout):
             await read_body(sends(), JSON, deadline_seconds=0)
 
 

@@ -1,0 +1,124 @@
+"""What stands before Django: a whole body within bounds, a host that is ours, one form of each path. Used by `asgi.py`.
+
+Invariants: every wait has a deadline; no redirect of an API path; what is refused here is OpenAI's error object, and a
+client's mistake is never logged as ours.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from django.conf import settings
+from django.http.request import split_domain_port, validate_host
+
+from contracts.errors import InvalidRequest, Unavailable, UnsupportedMedia, WeirError
+from gateway.edge.body import ClientGone, drain, read_bounded
+from gateway.surface import limits
+from gateway.surface.errors import InternalError, ReadTimeout, error_headers, error_object, status_of
+
+log = logging.getLogger("weir.front")
+
+ANSWER_SECONDS = 60.0
+RETRY_MS = 5_000
+_SLASHED = {"/api/docs": "/api/docs/"}  # as Django's routes have it; every other path under /api/ ends without
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """ASGI, HTTP scope only, around `inner`."""
+
+    inner: Application
+    body_seconds: float = limits.BODY_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._take(scope, receive)
+        except ClientGone:
+            return
+        except WeirError as error:
+            late = isinstance(error, ReadTimeout) or any(name.lower() == b"expect" for name, _ in scope["headers"])
+            whole = not late and await drain(receive)
+            await _answer(send, error, close=not whole)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        failure: WeirError = InternalError()
+        try:
+            async with asyncio.timeout(self.answer_seconds):
+                await self.inner(_one_form(scope), _Replay(body, receive), watched_send)
+        except TimeoutError:
+            log.warning("%s %s was not answered in time", scope["method"], scope["path"])
+            failure = Unavailable("no answer within the time there is for one", retry_after_ms=RETRY_MS)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+        else:
+            return
+        if not started:
+            await _answer(send, failure, close=True)
+
+    async def _take(self, scope: Message, receive: Receive) -> bytes:
+        """The body, where host and coding are such that it is read. Raises WeirError, ClientGone."""
+        headers = {name.lower(): value for name, value in reversed(scope["headers"])}
+        _check_host(headers.get(b"host", b"").decode("latin-1"))
+        if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+            raise UnsupportedMedia("this path takes bodies without Content-Encoding")
+        return await read_bounded(
+            receive, headers, bytes_max=limits.MANAGEMENT_BODY_BYTES_MAX, deadline_seconds=self.body_seconds
+        )
+
+
+class _Replay:
+    """`receive` of a request whose body is read: it comes once, whole; then what the server says."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _check_host(host: str) -> None:
+    domain, _ = split_domain_port(host)
+    allowed = settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if settings.DEBUG else [])
+    if not domain or not validate_host(domain, allowed):
+        raise InvalidRequest("this host is not served here", param="Host", code="invalid_host")
+
+
+def _one_form(scope: Message) -> Message:
+    """An API path with or without its last slash is the same path."""
+    path: str = scope["path"]
+    if not path.startswith("/api/"):
+        return scope
+    bare = path.rstrip("/")
+    wanted = _SLASHED.get(bare, bare)
+    return scope if wanted == path else {**scope, "path": wanted, "raw_path": wanted.encode()}
+
+
+async def _answer(send: Send, error: WeirError, *, close: bool) -> None:
+    body = orjson.dumps(error_object(error))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *error_headers(error),
+        *([(b"connection", b"close")] if close else []),
+    ]
+    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

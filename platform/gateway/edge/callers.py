@@ -1,0 +1,21 @@
+"""Steps 1-2: who asks, of one HTTP request. Called by every route that needs a key.
+
+Invariant: once the caller is known, every answer carries the rate headers, an error's and a report's too, unless the
+limits cannot be read.
+"""
+
+from gateway.admission import Admission, Caller
+from gateway.edge.exchange import Exchange
+from gateway.surface.errors import Headers, rate_headers
+
+
+async def identified(exchange: Exchange, admission: Admission) -> Caller:
+    """The caller. Raises AuthFailed, PermissionDenied, Unavailable."""
+    caller = await admission.identify(exchange.bearer(), address=exchange.address)
+
+    async def rates() -> Headers:
+        requests, tokens = await admission.room(caller.context)
+        return rate_headers(requests=requests, tokens=tokens)
+
+    exchange.rates = rates
+    return caller

@@ -1,0 +1,190 @@
+"""One HTTP connection: uvicorn's httptools protocol with the deadlines and bounds that uvicorn leaves out. Step 1.
+
+Named on uvicorn's command line (`--http gateway.edge.http:HttpProtocol`). Invariants: a connection that sends no whole
+head in time is closed, and so is one that takes nothing of what is sent; a head has a size; connections are counted;
+what is no HTTP/1.1 is answered by OpenAI's error object, never inside another request's answer, and logs nothing.
+"""
+
+import asyncio
+import re
+import resource
+import socket
+from typing import Any, cast
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from contracts.errors import InvalidRequest, Unavailable, WeirError
+from gateway.surface import limits
+from gateway.surface.errors import HeadTooLarge, ReadTimeout, error_headers, error_object, status_of
+from stores.system import mint_request_id
+
+LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cost it the refusal
+FILES_KEPT = 256  # for stores, logs and what else the process opens
+RETRY_MS = 1_000
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+
+
+class _Pipelined(Exception):
+    """A request came before the answer to the one before it."""
+
+
+def refusal(error: WeirError, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
+    """A whole HTTP answer that ends its connection."""
+    body = orjson.dumps(error_object(error))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        (b"x-request-id", mint_request_id().encode("ascii")),
+        *error_headers(error),
+        *extra,
+    ]
+    head = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return STATUS_LINE[status_of(error)] + head + b"\r\n" + body
+
+
+def drop_when_stalled(transport: asyncio.BaseTransport, *, seconds: float) -> None:
+    """Lets the kernel end a connection whose peer acknowledges nothing, or keeps its window shut, for so long.
+
+    TCP_USER_TIMEOUT (RFC 5482): the one deadline that also ends a socket that was closed with bytes left to send.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def _connections_max() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits.CONNECTIONS_MAX
+    return max(1, min(limits.CONNECTIONS_MAX, files - FILES_KEPT))
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. The numbers are the stated ones; a test may shorten them in a subclass."""
+
+    head_seconds: float = limits.HEAD_SECONDS
+    idle_seconds: float = limits.IDLE_SECONDS
+    stall_seconds: float = limits.STALL_SECONDS
+    connections_max: int = _connections_max()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = cast("int", self.idle_seconds)
+        self._waiting = 0  # bytes since the last whole head, while no request runs
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deaf = False  # what still comes is not read
+        self._problem: WeirError | _Pipelined | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        drop_when_stalled(transport, seconds=self.stall_seconds)
+        if len(self.connections) > self.connections_max:
+            self._refuse(Unavailable("this gateway has as many connections as it takes", retry_after_ms=RETRY_MS))
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._waiting += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+        except httptools.HttpParserError:
+            self._refuse(self._problem or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+            return
+        if self._runs():
+            self._waiting = 0
+        elif self._waiting > limits.HEAD_BYTES_MAX:
+            self._refuse(_head_too_large())
+        else:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """Raises what is wrong with the head; the parser hands it to `data_received` as an error of its own."""
+        self._problem = self._wrong_with_head()
+        if self._problem is not None:
+            raise self._problem
+        self._disarm()
+        self._waiting = 0
+        super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._disarm()
+        super().handle_websocket_upgrade()
+
+    def _wrong_with_head(self) -> WeirError | _Pipelined | None:
+        if self._runs():
+            return _Pipelined()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > limits.HEAD_BYTES_MAX or len(self.headers) > limits.HEADERS_MAX:
+            return _head_too_large()
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (version == "1.1" and not hosts):
+            return InvalidRequest("a request has one Host header", param="Host", code="invalid_host")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            return InvalidRequest("the Host header names no host", param="Host", code="invalid_host")
+        if self.parser.should_upgrade() and self._should_upgrade():
+            if version != "1.1" or self.parser.get_method() != b"GET":
+                return InvalidRequest("a WebSocket is opened by GET over HTTP/1.1", code="invalid_handshake")
+        elif version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+            return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", code="invalid_http")
+        return None
+
+    def _runs(self) -> bool:
+        """Whether a request of this connection is not answered yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        """The deadline of the next head, which no byte moves."""
+        if self._deadline is None and not self._deaf and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if self._waiting == 0:  # opened ahead of need and never used
+            self.transport.close()
+        else:
+            self._refuse(ReadTimeout(f"the headers did not arrive within {self.head_seconds:g} seconds"))
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, problem: WeirError | _Pipelined) -> None:
+        """Reads no more. The request under way gets its own answer; the connection ends after it."""
+        self._deaf = True
+        self._disarm()
+        if self._runs():
+            if not self.cycle.more_body:  # only what came after it is wrong: it may be sent again elsewhere
+                self.cycle.keep_alive = False
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        if isinstance(problem, WeirError):
+            self.transport.write(refusal(problem))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _head_too_large() -> HeadTooLarge:
+    return HeadTooLarge(
+        f"the request line and headers may have {limits.HEAD_BYTES_MAX} bytes and {limits.HEADERS_MAX} headers"
+    )

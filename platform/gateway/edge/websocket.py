@@ -1,0 +1,63 @@
+"""One WebSocket connection: uvicorn's sans-I/O protocol, with our refusals and no traceback for bad bytes. Step 1.
+
+Named on uvicorn's command line (`--ws gateway.edge.websocket:WebSocketProtocol`). Invariant: a handshake that is wrong
+gets OpenAI's error object; bytes that are no WebSocket end the connection with its own code, never with a traceback.
+"""
+
+import asyncio
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrade
+from websockets.frames import CloseCode
+from websockets.http11 import Request
+
+from contracts.errors import InvalidRequest, WeirError
+from gateway.edge.http import drop_when_stalled, refusal
+from gateway.surface import limits
+from gateway.surface.errors import HeadTooLarge, UpgradeRequired
+
+_VERSION = ((b"sec-websocket-version", b"13"), (b"upgrade", b"websocket"))
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One connection after its upgrade from HTTP."""
+
+    stall_seconds: float = limits.STALL_SECONDS
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        drop_when_stalled(transport, seconds=self.stall_seconds)
+
+    def handle_connect(self, event: Request) -> None:
+        try:
+            self.conn.process_request(event)
+        except (InvalidUpgrade, InvalidHeader) as error:
+            wrong_version = isinstance(error, InvalidHeader) and error.name == "Sec-WebSocket-Version"
+            kind = UpgradeRequired if wrong_version else InvalidRequest
+            self._refuse(kind(f"the handshake is wrong: {error.name}", param=error.name, code="invalid_handshake"))
+        except InvalidHandshake:
+            self._refuse(InvalidRequest("the handshake is wrong", code="invalid_handshake"))
+        else:
+            super().handle_connect(event)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:  # the library's own answer is no JSON
+            self._refuse(HeadTooLarge("a header of the handshake is too long, or there are too many"))
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def _refuse(self, error: WeirError) -> None:
+        """Instead of the handshake's answer."""
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        self.transport.write(refusal(error, extra=_VERSION if isinstance(error, UpgradeRequired) else ()))
+        self.transport.close()

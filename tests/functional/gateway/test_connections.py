@@ -1,0 +1,304 @@
+"""One connection at a time, by raw sockets: what no client library sends, and what a hostile one does not send."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.edge.http import HttpProtocol
+from gateway.services import GatewaySettings
+from gateway.surface import limits
+from tests.functional.gateway.cast import MODEL
+from tests.functional.gateway.conftest import Gateway
+
+PATIENCE_SECONDS = 20.0
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+HANDSHAKE = {
+    "Host": "x",
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP answer as it stood on the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def error(self) -> dict[str, Any]:
+        """OpenAI's error object, or the test fails."""
+        assert self.headers["content-type"] == "application/json"
+        document = json.loads(self.body)
+        assert set(document) == {"error"}
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        error: dict[str, Any] = document["error"]
+        return error
+
+
+@dataclass
+class Wire:
+    """A plain TCP connection to the gateway."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def reply(self) -> Reply:
+        """The next answer that carries its length."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return Reply(int(first.split(" ")[1]), headers, body)
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.reader.read()
+
+
+@asynccontextmanager
+async def wire(gateway: Gateway) -> AsyncIterator[Wire]:
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def head(method: str, path: str, *lines: str, host: str = "x") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode("latin-1")
+
+
+class Hurried(HttpProtocol):
+    head_seconds = 0.2
+    idle_seconds = 0.2
+    connections_max = 2
+
+
+class TestDeadlines:
+    @pytest.fixture
+    def http_protocol(self) -> type[HttpProtocol]:
+        return Hurried
+
+    async def test_a_head_that_drips_is_refused(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            reply = await connection.reply()
+            assert (reply.status, reply.error()["code"]) == (408, "request_timeout")
+            assert reply.headers["connection"] == "close"
+            assert await connection.rest() == b""
+
+    async def test_a_connection_that_sends_nothing_is_closed(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            assert await connection.rest() == b""
+
+    async def test_empty_lines_are_no_head(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(b"\r\n\r\n")
+            assert (await connection.reply()).status == 408
+
+    async def test_an_idle_connection_is_closed(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(LIVE)
+            assert (await connection.reply()).status == 200
+            assert await connection.rest() == b""
+
+    async def test_the_second_head_has_a_deadline_too(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(LIVE)
+            assert (await connection.reply()).status == 200
+            await connection.send(b"GET /health")
+            assert (await connection.reply()).status == 408
+
+    async def test_a_request_under_way_is_not_cut(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+            lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json")
+            await connection.send(head("POST", "/v1/chat/completions", *lines, f"Content-Length: {len(body)}") + body)
+            claim = await gateway.worker.claim()
+            await asyncio.sleep(3 * Hurried.head_seconds)
+            await gateway.worker.end(claim, last_seq=0)
+            assert (await connection.reply()).status == 200
+
+    async def test_one_connection_too_many_is_told_so(self, gateway: Gateway) -> None:
+        async with wire(gateway), wire(gateway), wire(gateway) as third:
+            reply = await third.reply()
+            assert (reply.status, reply.error()["code"]) == (503, "service_unavailable")
+            assert reply.headers["retry-after"] == "1"
+
+
+class TestBodyDeadline:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, body_read_seconds=0.2)
+
+    async def test_a_body_that_drips_is_refused(self, gateway: Gateway) -> None:
+        lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json", "Content-Length: 1000")
+        async with wire(gateway) as connection:
+            await connection.send(head("POST", "/v1/chat/completions", *lines) + b"{")
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"]) == (408, "request_timeout")
+        assert reply.headers["connection"] == "close"
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        ("sent", "status", "code"),
+        [
+            (b"garbage\r\n\r\n", 400, "invalid_http"),
+            (b"FOO /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/mod\xffels HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/1.1\r\nHost : x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/1.1\r\n\r\n", 400, "invalid_host"),
+            (b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "invalid_host"),
+            (head("GET", "/v1/models", host="a b"), 400, "invalid_host"),
+            (head("GET", "/v1/models", host="<script>"), 400, "invalid_host"),
+            (head("GET", "/v1/models", host="x/?"), 400, "invalid_host"),
+            (head("GET", "/v1/models", host=""), 400, "invalid_host"),
+            (head("POST", "/v1/models", "Content-Length: 5", "Content-Length: 6"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: 5", "Content-Length: 5"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: 5, 5"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: -1"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: +5"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: 0x5"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: 99999999999999999999"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Transfer-Encoding: chunked", "Content-Length: 5"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Content-Length: 5", "Transfer-Encoding: chunked"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Transfer-Encoding: xchunked"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Transfer-Encoding: chunked, identity"), 400, "invalid_http"),
+            (head("POST", "/v1/models", "Transfer-Encoding: gzip"), 400, "invalid_http"),
+            (b"POST /v1/models HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+            (head("GET", "/v1/models", "X: " + "y" * limits.HEAD_BYTES_MAX), 431, "headers_too_large"),
+            (head("GET", "/" + "y" * limits.HEAD_BYTES_MAX), 431, "headers_too_large"),
+            (head("GET", "/v1/models", *["X: y"] * limits.HEADERS_MAX), 431, "headers_too_large"),
+            (b"GET /v1/models HTTP/1.1\r\nX: " + b"y" * 3 * limits.HEAD_BYTES_MAX, 431, "headers_too_large"),
+        ],
+        ids=lambda value: value[:60].decode("latin-1") if isinstance(value, bytes) else None,
+    )  # fmt: skip
+    async def test_a_bad_one_is_refused_and_the_connection_closed(
+        self, gateway: Gateway, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
+    ) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(sent)
+            reply = await connection.reply()
+            assert (reply.status, reply.error()["code"]) == (status, code)
+            assert reply.headers["connection"] == "close"
+            assert reply.headers["x-request-id"]
+            assert await connection.rest() == b""
+        assert [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR] == []
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"GET http://elsewhere.example/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /health/live/ HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n",
+            b"GET /health/live HTTP/1.0\r\n\r\n",
+            b"\r\nGET /health/live?a=%ff HTTP/1.1\r\nHost: x\r\n\r\n",
+            head("GET", "/health/live", "Connection: Upgrade", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
+            head("GET", "/health/live", "Expect: 200-maybe"),
+        ],
+        ids=lambda sent: sent.split(b"\r\n")[0].decode("latin-1"),
+    )
+    async def test_an_odd_one_is_served(self, gateway: Gateway, sent: bytes) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(sent)
+            reply = await connection.reply()
+        assert (reply.status, json.loads(reply.body)) == (200, {"status": "live"})
+
+    async def test_a_bad_chunk_is_refused(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+        lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json")
+        async with wire(gateway) as connection:
+            await connection.send(head("POST", "/v1/chat/completions", *lines, "Transfer-Encoding: chunked"))
+            await connection.send(b"zz\r\n{}\r\n")
+            reply = await connection.reply()
+            assert (reply.status, reply.error()["code"]) == (400, "invalid_http")
+            assert await connection.rest() == b""
+        assert [record for record in caplog.records if record.exc_info] == []
+
+    async def test_a_client_that_waits_for_100_gets_it_before_it_sends(self, gateway: Gateway) -> None:
+        lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json", "Expect: 100-continue")
+        async with wire(gateway) as connection:
+            await connection.send(head("POST", "/v1/chat/completions", *lines, "Content-Length: 2"))
+            assert (await connection.reply()).status == 100
+            await connection.send(b"{}")
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["param"]) == (400, "model")
+
+    async def test_a_client_that_waits_for_100_is_refused_before_it_sends(self, gateway: Gateway) -> None:
+        lines = ("Content-Type: application/json", "Expect: 100-continue", "Content-Length: 99999999")
+        async with wire(gateway) as connection:
+            await connection.send(head("POST", "/v1/chat/completions", *lines, f"Authorization: Bearer {gateway.key}"))
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"]) == (413, "request_too_large")
+
+
+class TestPipelining:
+    async def test_a_request_before_the_answer_gets_none_and_hurts_nothing(self, gateway: Gateway) -> None:
+        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+        lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json")
+        post = head("POST", "/v1/chat/completions", *lines, f"Content-Length: {len(body)}") + body
+        async with wire(gateway) as connection:
+            await connection.send(post + LIVE + b"garbage" * 1_000)
+            await gateway.worker.serve(["Hello"])
+            reply = await connection.reply()
+            assert json.loads(reply.body)["choices"][0]["message"]["content"] == "Hello"
+            assert reply.headers["connection"] == "close"
+            assert await connection.rest() == b""
+
+    async def test_one_after_the_other_share_a_connection(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            for _ in range(3):
+                await connection.send(LIVE)
+                assert (await connection.reply()).status == 200
+
+
+class TestHandshakes:
+    @pytest.mark.parametrize(
+        ("changes", "status", "code"),
+        [
+            ({"Sec-WebSocket-Key": None}, 400, "invalid_handshake"),
+            ({"Sec-WebSocket-Key": "short"}, 400, "invalid_handshake"),
+            ({"Sec-WebSocket-Version": "8"}, 426, "invalid_handshake"),
+            ({"X-Long": "y" * 16_000}, 431, "headers_too_large"),
+            ({"Upgrade": None, "Connection": None}, 426, "upgrade_required"),
+        ],
+        ids=["no key", "short key", "old version", "long header", "no upgrade"],
+    )
+    async def test_a_wrong_one_is_refused(
+        self, gateway: Gateway, caplog: pytest.LogCaptureFixture, changes: dict[str, str | None], status: int, code: str
+    ) -> None:
+        headers = {name: value for name, value in {**HANDSHAKE, **changes}.items() if value is not None}
+        lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
+        async with wire(gateway) as connection:
+            await connection.send(head("GET", "/v1/realtime", *lines))
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"]) == (status, code)
+        assert [record for record in caplog.records if record.exc_info] == []
+
+    async def test_only_get_opens_one(self, gateway: Gateway) -> None:
+        lines = [f"{name}: {value}" for name, value in HANDSHAKE.items() if name != "Host"]
+        async with wire(gateway) as connection:
+            await connection.send(head("POST", "/v1/realtime", *lines, "Content-Length: 2") + b"{}")
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"]) == (400, "invalid_handshake")
