@@ -8,6 +8,7 @@ from controlplane import views
 
 urlpatterns = [
     path("", views.home, name="home"),
+    path("favicon.ico", views.favicon, name="favicon"),
     path("admin/requests/", admin.site.admin_view(views.recent_requests), name="recent_requests"),
     path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
     path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),
@@ -17,5 +18,7 @@ urlpatterns = [
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
 ]
 
+handler400 = "controlplane.views.bad_request"
+handler403 = "controlplane.views.forbidden"
 handler404 = "controlplane.views.not_found"
 handler500 = "controlplane.views.server_error"
