@@ -96,7 +96,7 @@ LANGUAGE_CODE = "en"
 USE_I18N = False
 
 STATIC_URL = "/static/"
-STATIC_ROOT = ENV.home / "static"
+STATIC_ROOT = ENV.home / "static" if ENV.production else None  # elsewhere served from where they lie
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
@@ -142,7 +142,8 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"client_mistakes": {"()": "controlplane.log_filters.ClientMistakes"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["client_mistakes"]}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
     # One line a second of «due», «received», «succeeded» hides what matters.
     "loggers": {
