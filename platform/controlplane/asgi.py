@@ -12,7 +12,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
 from django.urls import re_path
 
-django_application = get_asgi_application()
+django_application: Any = get_asgi_application()
 
 from controlplane.front import Front
 from controlplane.lifespan import Lifespan
@@ -30,7 +30,8 @@ async def refuse_websocket(scope: Any, receive: Any, send: Any) -> None:
 
 services = gateway_services()
 inference: Any = InferenceApp(services)
-http_routes = [re_path(r"^(v1(/|$)|health(/|$))", inference), re_path(r"", cast("Any", Front(django_application)))]
+management: Any = Front(django_application)
+http_routes = [re_path(r"^(v1(/|$)|health(/|$))", inference), re_path(r"", management)]
 websocket_routes = [
     re_path(r"^v1/realtime/?$", RealtimeConsumer.as_asgi(services=services)),
     re_path(r"", cast("Any", refuse_websocket)),
