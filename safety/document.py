@@ -46,6 +46,7 @@ class RegexConfig(_Config):
 class BanListConfig(_Config):
     words: list[str] = Field(min_length=1, max_length=WORDS_MAX)
     whole_words: bool = True
+    look_alikes: bool = True
 
 
 class SecretsConfig(_Config):

@@ -5,7 +5,8 @@ Invariant: a verdict names each prompt rule of the policy, in order, and says tr
 not run blocks, unless the policy says that it fails open.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from safety.engines.pool import Validation, ValidatorPool
@@ -15,6 +16,8 @@ from safety.rules.normalise import read
 from safety.rules.port import Span
 from safety.rules.tracker import Plan, Reader, Tracker
 from safety.verdicts import Action, RuleState, Stage, Verdict
+
+SEAM = "\n"  # what engines put between the texts of a message; to a ban list it is any white space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ def _run_pure(
     """Verdicts of the pure rules, and the texts as they leave them. Redaction is by all rules at once."""
     results = []
     covers: list[list[tuple[int, Span]]] = [[] for _ in texts]
+    joined = SEAM.join(texts) if len(texts) > 1 else ""
     for number in policy.pure(Stage.PROMPT):
         rule = policy.rules[number]
         began = monotonic()
@@ -87,9 +91,44 @@ def _run_pure(
                 covers[index].extend((number, span) for span in spans)
             if hits and rule.action is Action.BLOCK:
                 break
+        if joined and rule.reads_phrases and not (hits and rule.action is Action.BLOCK):
+            across = _across_seams(texts, _find(rule, joined)[0])
+            hits += len(across)
+            if rule.action is Action.REDACT:
+                for index, span in _by_text(texts, across):
+                    covers[index].append((number, span))
         results.append(_pure_verdict(rule, hits=hits, spent_us=round((monotonic() - began) * 1_000_000)))
     redacted = [_cover(policy, text, spans) if spans else text for text, spans in zip(texts, covers, strict=True)]
     return results, redacted
+
+
+def _across_seams(texts: Sequence[str], spans: Sequence[Span]) -> list[Span]:
+    """Matches in the joined texts that no text holds alone; overlapping ones are one."""
+    seams = []
+    at = 0
+    for text in texts[:-1]:
+        at += len(text) + len(SEAM)
+        seams.append(at)
+    across: list[Span] = []
+    for span in sorted(spans):
+        if bisect_right(seams, span.start) == bisect_left(seams, span.end):
+            continue
+        if across and span.start < across[-1].end:
+            across[-1] = Span(across[-1].start, max(across[-1].end, span.end))
+        else:
+            across.append(span)
+    return across
+
+
+def _by_text(texts: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
+    """The part of each span of the joined texts that lies in each text."""
+    base = 0
+    for index, text in enumerate(texts):
+        for span in spans:
+            start, end = max(span.start - base, 0), min(span.end - base, len(text))
+            if start < end:
+                yield index, Span(start, end)
+        base += len(text) + len(SEAM)
 
 
 def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:

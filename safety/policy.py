@@ -47,6 +47,11 @@ class CompiledRule:
     call: ValidatorCall | None
 
     @property
+    def reads_phrases(self) -> bool:
+        """A ban list: what it looks for may be cut over the texts of a prompt."""
+        return any(automaton.form in (Form.FOLDED, Form.SKELETON) for automaton in self.automata)
+
+    @property
     def longest(self) -> int | None:
         """Length of the longest match in characters; None for a rule that must see the whole text."""
         return max(automaton.longest for automaton in self.automata) if self.automata else None
@@ -154,7 +159,10 @@ def _automata(rule: Rule) -> tuple[Automaton, ...]:
             form = Form.COMPAT if rule.config.normalise else Form.RAW
             return compile_regex(pattern=rule.config.pattern, match_chars_max=rule.config.match_chars_max, form=form)
         case "ban_list":
-            return (compile_ban_list(words=rule.config.words, whole_words=rule.config.whole_words),)
+            config = rule.config
+            return (
+                compile_ban_list(words=config.words, whole_words=config.whole_words, look_alikes=config.look_alikes),
+            )
         case "secrets":
             return compile_secrets(formats=tuple(rule.config.formats))
         case "pii":

@@ -1,8 +1,9 @@
-"""Ban lists: many words at once by Aho-Corasick (CACM 18(6), 1975), over the FOLDED form of the text.
+"""Ban lists: many words at once by Aho-Corasick (CACM 18(6), 1975), over a folded form of the text.
 
 The library answers for whole texts; it does not say how far into a word a text ends, so the streaming automaton is
 built here from the same words. With `whole_words` a match is no part of a longer word: its neighbours are no word
-characters of a script that writes spaces.
+characters of a script that writes spaces. A run of white space is one space, in words and in texts, however long it is:
+an unfinished phrase is held back over it.
 """
 
 from collections import deque
@@ -12,7 +13,7 @@ from typing import Any
 
 import ahocorasick
 
-from safety.rules.normalise import fold
+from safety.rules.normalise import fold, is_repeated_space
 from safety.rules.port import Form, RuleError, Span
 
 WORDS_MAX = 10_000
@@ -41,7 +42,7 @@ class BanList:
     longest: int
     whole_words: bool
     native: Any
-    form: Form = Form.FOLDED
+    form: Form
 
     def scanner(self) -> "BanScanner":
         return BanScanner(self)
@@ -60,11 +61,15 @@ class BanList:
         return self.children[node].get(char, 0)
 
 
-def compile_ban_list(*, words: Iterable[str], whole_words: bool = True) -> BanList:
-    """The automaton of `words`. Raises RuleError for a word that folds to nothing and for a list out of bounds."""
+def compile_ban_list(*, words: Iterable[str], whole_words: bool = True, look_alikes: bool = True) -> BanList:
+    """The automaton of `words`. Raises RuleError for a word that folds to nothing and for a list out of bounds.
+
+    `look_alikes`: letters of other scripts are read as the ASCII letters they look like, in words and in texts.
+    """
+    form = Form.SKELETON if look_alikes else Form.FOLDED
     folded = []
     for word in words:
-        text = fold(word.strip())
+        text = fold(word, form=form).strip()
         if not text:
             raise RuleError(f"the word {word!r} has nothing to see")
         folded.append(text)
@@ -80,7 +85,7 @@ def compile_ban_list(*, words: Iterable[str], whole_words: bool = True) -> BanLi
         native.add_word(word, len(word))
     native.make_automaton()
     longest = max(map(len, unique))
-    return BanList(tuple(children), tuple(fail), tuple(depth), ends, longest, whole_words, native)
+    return BanList(tuple(children), tuple(fail), tuple(depth), ends, longest, whole_words, native, form)
 
 
 def _trie(words: Sequence[str]) -> tuple[list[dict[str, int]], list[int], dict[int, int]]:
@@ -129,6 +134,8 @@ class BanScanner:
         self._positions: list[int] = []
 
     def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
+        if is_repeated_space(previous, char):
+            return ()
         found: list[Span] = []
         if self._pending:
             found = [] if _is_word(char) and _is_word(previous) else self._pending

@@ -1,14 +1,16 @@
 """Forms of a text that a rule reads, made character by character so that they can be made while streaming.
 
 RAW is the text. COMPAT undoes look-alike encodings (full-width digits, ligatures) and drops what cannot be seen
-(zero-width, soft hyphens, variation selectors). FOLDED also ignores case and Latin-style accents. Because a form
-maps one code point at a time, a span of a form is a span of the original; a sequence that only composes to another
-character (Korean letters to a syllable) is not composed.
+(zero-width, soft hyphens, variation selectors). FOLDED also ignores case and Latin-style accents, and every white
+space is a space; SKELETON also reads a letter of another script as the ASCII letter it looks like. Because a form maps
+one code point at a time, a span of a form is a span of the original; a sequence that only composes to another character
+(Korean letters to a syllable) is not composed. `read` makes one space of a run, as who streams does by itself.
 """
 
 import unicodedata
 from functools import lru_cache
 
+from safety.rules.lookalikes import LOOKALIKES
 from safety.rules.port import Form
 
 _INVISIBLE = frozenset(
@@ -23,6 +25,9 @@ _ACCENTS = (
     range(0xFE20, 0xFE30),
 )
 _SYLLABLES = range(0xAC00, 0xD7A4)
+_SPACED = (Form.FOLDED, Form.SKELETON)
+_BLANK = "\u2800"  # a Braille pattern without a dot: seen as a space, though it is none
+_ASCII_SPACES = {code: " " for code in range(128) if chr(code).isspace()}
 
 
 @lru_cache(maxsize=16_384)
@@ -34,25 +39,41 @@ def shape(char: str, form: Form) -> str:
         return "".join(part for part in unicodedata.normalize("NFKC", char) if not _is_invisible(part))
     if ord(char) in _SYLLABLES:
         return char
+    if char.isspace() or char == _BLANK:
+        return " "
     parts = unicodedata.normalize("NFKD", char).casefold()
     parts = unicodedata.normalize("NFKD", parts)
-    return "".join(part for part in parts if not _is_invisible(part) and not _is_accent(part))
+    kept = "".join(part for part in parts if not _is_invisible(part) and not _is_accent(part))
+    return kept.translate(LOOKALIKES) if form is Form.SKELETON else kept
 
 
 def read(text: str, form: Form) -> tuple[str, list[int] | None]:
     """The whole text in `form`, with the original offset of each of its characters (None: they are the same)."""
-    if form is Form.RAW:
+    if form is Form.RAW or (form is Form.COMPAT and text.isascii()):
         return text, None
     if text.isascii():
-        return (text if form is Form.COMPAT else text.lower()), None
-    shapes = [shape(char, form) for char in text]
-    offsets = [index for index, part in enumerate(shapes) for _ in part]
-    return "".join(shapes), offsets
+        folded = text.lower().translate(_ASCII_SPACES)
+        if "  " not in folded:
+            return folded, None
+    parts: list[str] = []
+    offsets: list[int] = []
+    for index, char in enumerate(text):
+        for part in shape(char, form):
+            if form in _SPACED and is_repeated_space(parts[-1] if parts else "", part):
+                continue
+            parts.append(part)
+            offsets.append(index)
+    return "".join(parts), offsets
 
 
-def fold(text: str) -> str:
-    """`text` in the FOLDED form."""
-    return read(text, Form.FOLDED)[0]
+def is_repeated_space(previous: str, char: str) -> bool:
+    """Is `char`, after `previous`, a space of a run that another one stands for? (FOLDED and SKELETON)"""
+    return char == " " == previous
+
+
+def fold(text: str, *, form: Form = Form.FOLDED) -> str:
+    """`text` in a folded form."""
+    return read(text, form)[0]
 
 
 def _is_invisible(char: str) -> bool:

@@ -20,6 +20,7 @@ class Form(StrEnum):
     RAW = "raw"
     COMPAT = "compat"
     FOLDED = "folded"
+    SKELETON = "skeleton"
 
 
 class Span(NamedTuple):

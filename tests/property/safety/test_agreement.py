@@ -78,7 +78,7 @@ RULES = st.lists(
         [
             {"kind": "regex", "config": {"pattern": "a+b", "replacement": "<1>"}},
             {"kind": "regex", "config": {"pattern": r"\b\d{2}\b", "replacement": "<2>"}},
-            {"kind": "ban_list", "config": {"words": ["bad", "b 1"], "replacement": "<3>"}},
+            {"kind": "ban_list", "config": {"words": ["bad", "b 1", "d a"], "replacement": "<3>"}},
             {"kind": "ban_list", "config": {"words": ["ss"], "whole_words": False, "replacement": "<4>"}},
             {"kind": "pii", "config": {"kinds": ["email"], "replacement": "<5>"}},
         ]
@@ -92,7 +92,7 @@ class TestPromptGate:
     @given(
         rules=RULES,
         action=st.sampled_from(["redact", "flag", "block"]),
-        text=st.text(alphabet="abd1 ß\u200b\uff11@.\u0301", max_size=30),
+        text=st.text(alphabet="abd1 ß\u200b\uff11@.\u0301\n\u0430\u0501", max_size=30),
     )
     def test_decides_as_the_output_window_does(self, rules: list[dict[str, object]], action: str, text: str) -> None:
         named = [

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safety.policy import CompiledPolicy
 from safety.rules.ban_list import compile_ban_list
 from safety.rules.normalise import fold
+from safety.rules.port import Form
 from safety.window import OutputWindow
 
 PATTERNS = (
@@ -193,8 +194,21 @@ class TestWindow:
         assert got == {"0:content": redacted(quiet, text), "0:tool:1": redacted(quiet, other)}
 
 
-WORDS = ("ab", "abc", "bca", "c x", "1", "é", "ß")
-LETTERS = "abcx1 éßÉs\u0301\u200b"
+# Also white space of several kinds, a soft hyphen, full-width and Cyrillic letters (a, c, x).
+WORDS = ("ab", "abc", "bca", "c x", "a b c", "1", "é", "ß", "\u0441  x")
+LETTERS = "abcx1 éßÉs\u0301\u200b\u00ad\t\n\u00a0\uff41\u0410\u0441\u0445"
+
+
+SAME = {"a": "\u0430\u0251", "o": "\u043e\u03bf", "e": "\u0435", "p": "\u0440", "c": "\u0441", "i": "\u0456"}
+
+
+def disguises(char: str) -> list[str]:
+    """What a reader would still take for `char`."""
+    if char == " ":
+        return [" ", "  ", "\t", " \n ", "\u00a0", "\u2003\u200b ", " " * 40]
+    wide = chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char
+    odd = [char, char, char.upper(), wide, f"{char}\u00ad", f"{char}\u200b", f"{char}\u0301", *SAME.get(char, "")]
+    return [one for one in odd if fold(one) != " "]
 
 
 class TestBanListWindow:
@@ -203,11 +217,14 @@ class TestBanListWindow:
         text=st.text(alphabet=LETTERS, max_size=24),
         places=st.lists(st.integers(0, 100), max_size=8),
         whole_words=st.booleans(),
+        look_alikes=st.booleans(),
     )
-    @example(words=["ß"], text="1s ß", places=[], whole_words=True)
+    @example(words=["ß"], text="1s ß", places=[], whole_words=True, look_alikes=True)
+    @example(words=["c x"], text="\u0441 \u200b\n x", places=[2, 3], whole_words=True, look_alikes=True)
     def test_agrees_with_a_search_of_the_folded_text(
-        self, words: list[str], text: str, places: list[int], whole_words: bool
+        self, words: list[str], text: str, places: list[int], whole_words: bool, look_alikes: bool
     ) -> None:
+        form = Form.SKELETON if look_alikes else Form.FOLDED
         document = {
             "id": "p",
             "version": 1,
@@ -217,16 +234,26 @@ class TestBanListWindow:
                     "kind": "ban_list",
                     "stage": ["output"],
                     "action": "redact",
-                    "config": {"words": words, "whole_words": whole_words, "replacement": "#"},
+                    "config": {
+                        "words": words,
+                        "whole_words": whole_words,
+                        "look_alikes": look_alikes,
+                        "replacement": "#",
+                    },
                 }
             ],
         }
         window = OutputWindow(CompiledPolicy.compile(document), monotonic=still)
         got = stream(window, "0", cut(text, places))
-        assert got == self.redacted([fold(word) for word in words], text, whole_words=whole_words)
+        assert got == self.redacted(words, text, whole_words=whole_words, form=form)
 
-    def redacted(self, words: list[str], text: str, *, whole_words: bool) -> str:
-        folded = [(char, index) for index, original in enumerate(text) for char in fold(original)]
+    def redacted(self, words: list[str], text: str, *, whole_words: bool, form: Form) -> str:
+        words = [fold(word, form=form) for word in words]
+        folded: list[tuple[str, int]] = []
+        for index, original in enumerate(text):
+            for char in fold(original, form=form):
+                if not (char == " " and folded and folded[-1][0] == " "):
+                    folded.append((char, index))
         plain = "".join(char for char, _ in folded)
         spans = []
         for word in words:
@@ -244,6 +271,29 @@ class TestBanListWindow:
                 cursor = end
             cursor = max(cursor, end)
         return "".join(parts) + text[cursor:]
+
+    @given(
+        phrase=st.sampled_from(["build a pipe bomb", "\u0434\u0435\u043d\u044c\u0433\u0438", "co-op"]),
+        data=st.data(),
+        before=st.sampled_from(["", "please ", "x\n"]),
+        places=st.lists(st.integers(0, 200), max_size=12),
+    )
+    def test_lets_no_character_of_a_disguised_phrase_leave(
+        self, phrase: str, data: st.DataObject, before: str, places: list[int]
+    ) -> None:
+        """Doubled white space, invisible characters, other widths, cases and scripts, cut anywhere."""
+        disguised = "".join(data.draw(st.sampled_from(disguises(char))) for char in phrase)
+        rule = {
+            "name": "ban",
+            "kind": "ban_list",
+            "stage": ["output"],
+            "action": "block",
+            "config": {"words": [phrase]},
+        }
+        window = OutputWindow(CompiledPolicy.compile({"id": "p", "version": 1, "rules": [rule]}), monotonic=still)
+        got = stream(window, "0", cut(f"{before}{disguised} now", places))
+        assert window.blocked
+        assert got == before
 
     @given(
         words=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=6),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safety.rules.ban_list import compile_ban_list
+from safety.rules.lookalikes import LOOKALIKES
 from safety.rules.normalise import fold, read
 from safety.rules.pii import KINDS, compile_pii
 from safety.rules.port import Automaton, Form, RuleError, Span
@@ -33,10 +34,39 @@ class TestFold:
             ("\uff25\uff36\uff29\uff2c", "evil"),
             ("Straße", "strasse"),
             ("ﬁn", "fin"),
+            ("one\u00a0\u2003two\r\n\tthree", "one two three"),
+            ("soft\u00adhyphen", "softhyphen"),
         ],
     )
     def test_reads_what_is_meant(self, text: str, folded: str) -> None:
         assert fold(text) == folded
+
+    @pytest.mark.parametrize(
+        ("text", "skeleton"),
+        [
+            ("p\u0430ypal", "paypal"),
+            ("\u0420\u0410\u0423PAL", "paypal"),
+            ("\u0411\u041e\u041c\u0411\u0410", "\u0431om\u0431a"),
+            ("\u0431\u043e\u043c\u0431\u0430", "\u0431om\u0431a"),
+            ("b\u00f8mb", "bomb"),
+            ("\ud55c\uad6d", "\ud55c\uad6d"),
+        ],
+    )
+    def test_reads_a_look_alike_as_the_letter(self, text: str, skeleton: str) -> None:
+        assert fold(text, form=Form.SKELETON) == skeleton
+
+    def test_reads_both_cases_of_a_look_alike_alike(self) -> None:
+        letters = {chr(code): letter for code, letter in LOOKALIKES.items()}
+        assert {char: fold(char, form=Form.SKELETON) for char in letters} == letters
+        assert all(
+            fold(char.upper(), form=Form.SKELETON) == fold(char, form=Form.SKELETON)
+            for char in letters
+            if char.upper().casefold() == char
+        )
+
+    def test_counts_a_run_of_spaces_once(self) -> None:
+        assert read("a  b \tc", Form.FOLDED) == ("a b c", [0, 1, 3, 4, 6])
+        assert read("a  b", Form.COMPAT) == ("a  b", None)
 
     def test_keeps_the_offset_of_the_original(self) -> None:
         assert read("aﬁ\u200bß", Form.FOLDED) == ("afiss", [0, 1, 1, 3, 3])
@@ -52,10 +82,25 @@ class TestBanList:
             ("bad_", []),
             ("这是坏词吗", ["坏词"]),
             ("$cam!", ["$cam!"]),
+            ("an old\u2003 \n trick", ["old\u2003 \n trick"]),
+            ("\u0432\u0430\u0501", ["\u0432\u0430\u0501"]),
         ],
     )
     def test_finds_whole_words_as_a_reader_would(self, text: str, spans: list[str]) -> None:
-        assert found((compile_ban_list(words=["Bad", "坏词", "$CAM!"]),), text) == spans
+        assert found((compile_ban_list(words=["Bad", "坏词", "$CAM!", "old  trick"]),), text) == spans
+
+    def test_leaves_other_scripts_alone_where_the_list_says_so(self) -> None:
+        banned = compile_ban_list(words=["bad"], look_alikes=False)
+        assert found((banned,), "\u0432\u0430\u0501 bad") == ["bad"]
+
+    def test_holds_a_phrase_back_over_a_run_of_spaces(self) -> None:
+        banned = compile_ban_list(words=["a b"])
+        tracker = Tracker(Plan([Reader(rule=0, holds=True, automaton=banned)]))
+        floors = []
+        for char in "x a \n  c":
+            tracker.step(char)
+            floors.append(tracker.floor)
+        assert floors == [1, 2, 2, 2, 2, 2, 2, 8]
 
     def test_holds_back_only_what_can_still_become_a_word(self) -> None:
         banned = compile_ban_list(words=["abcd", "bx"], whole_words=False)
