@@ -1,6 +1,7 @@
 """The control plane's own Django app: the catalogue of served models and the operator's pages."""
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class ControlPlaneConfig(AppConfig):
@@ -8,5 +9,8 @@ class ControlPlaneConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        """Register the system checks (`manage.py check`)."""
-        from controlplane import checks  # noqa: F401
+        """Register the system checks (`manage.py check`), what follows a sign-in, and the operators' roles."""
+        from controlplane import checks, roles  # noqa: F401
+        from controlplane.signin import events  # noqa: F401
+
+        post_migrate.connect(roles.follow_migration)

@@ -27,6 +27,7 @@ class Environment(BaseSettings):
     production: bool = Field(default=False, validation_alias="WEIR_PRODUCTION")
     allowed_hosts: str = Field(default="*", validation_alias="WEIR_ALLOWED_HOSTS")
     cors_origins: str = Field(default="", validation_alias="WEIR_CORS_ORIGINS")
+    require_mfa: bool | None = Field(default=None, validation_alias="WEIR_REQUIRE_MFA")
 
     database_url: SecretStr = SecretStr("postgresql://weir:weir@127.0.0.1:5432/weir")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
@@ -48,6 +49,11 @@ class Environment(BaseSettings):
         if len(value.get_secret_value()) < 32:
             raise ValueError("must have at least 32 characters")
         return value
+
+    @property
+    def second_factor_required(self) -> bool:
+        """Whether operators must enrol a second factor: in production, unless WEIR_REQUIRE_MFA says otherwise."""
+        return self.production if self.require_mfa is None else self.require_mfa
 
     @property
     def redis(self) -> str:

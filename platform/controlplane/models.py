@@ -20,3 +20,18 @@ class ServedModel(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ConsolePage(models.Model):  # noqa: DJ008 - has no rows to name
+    """No table: carries the permissions of the console's pages that show no model."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+        permissions = [
+            ("open_requests", "Can look at requests and their timelines"),
+            ("open_usage", "Can look at usage"),
+            ("open_engines", "Can look at running engines"),
+            ("open_limits", "Can look at limits as they stand"),
+            ("open_refusals", "Can look up why a request was refused"),
+        ]

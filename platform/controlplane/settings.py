@@ -1,7 +1,11 @@
 """Django settings: one file, fed by `controlplane.env`. Production is a switch (WEIR_PRODUCTION=1)."""
 
+from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from csp.constants import NONCE, NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
+from django.templatetags.static import static
 
 from controlplane.env import ROOT, environment
 from stores.secrets import DJANGO, derive
@@ -20,6 +24,7 @@ INSTALLED_APPS = [
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
+    "django.contrib.humanize",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
@@ -27,7 +32,12 @@ INSTALLED_APPS = [
     "django.contrib.postgres",
     "rest_framework",
     "drf_spectacular",
+    "drf_spectacular_sidecar",
     "channels",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "axes",
     "controlplane.apps.ControlPlaneConfig",
     "tenants.apps.TenantsConfig",
     "safety.apps.SafetyConfig",
@@ -37,12 +47,17 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "controlplane.signin.sessions.SessionLimits",
+    "allauth.account.middleware.AccountMiddleware",
+    "controlplane.signin.second_factor.SecondFactor",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",  # last: it turns a lock-out into its page
 ]
 
 TEMPLATES = [
@@ -55,6 +70,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "controlplane.signin.context.console",
             ],
         },
     }
@@ -85,10 +101,51 @@ CHANNEL_LAYERS = {
     "default": {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [ENV.channel]}},
 }
 
+# In PostgreSQL, so that a one-time code is used once whichever gateway takes it, and sign-in needs no Redis.
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "controlplane_cache"}}
+
+# Sign-in (controlplane.signin)
+_VALIDATORS = "django.contrib.auth.password_validation"
 AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": f"django.contrib.auth.password_validation.{name}"}
-    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+    {"NAME": f"{_VALIDATORS}.UserAttributeSimilarityValidator"},
+    {"NAME": f"{_VALIDATORS}.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": f"{_VALIDATORS}.CommonPasswordValidator"},
+    {"NAME": f"{_VALIDATORS}.NumericPasswordValidator"},
 ]
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+LOGIN_URL, LOGIN_REDIRECT_URL = "account_login", "admin:index"
+REQUIRE_SECOND_FACTOR = ENV.second_factor_required
+SESSION_IDLE_SECONDS, SESSION_LIFE_SECONDS = 30 * 60, 12 * 3600
+SESSION_COOKIE_AGE = SESSION_LIFE_SECONDS
+SESSION_EXPIRE_AT_BROWSER_CLOSE = True
+
+ACCOUNT_ADAPTER = "controlplane.signin.adapters.AccountAdapter"
+ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]  # nobody signs up; allauth checks that sign-in matches it
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_SESSION_REMEMBER = False
+ACCOUNT_RATE_LIMITS = {"login": None, "login_failed": None}  # django-axes counts, and says who is locked
+MFA_ADAPTER = "controlplane.signin.adapters.SecondFactorAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_FORMS = {
+    "authenticate": "controlplane.signin.forms.SecondFactorForm",
+    "reauthenticate": "controlplane.signin.forms.StepUpForm",
+}
+MFA_TOTP_ISSUER = "Weir"
+MFA_TOTP_TOLERANCE = 1  # the code before and after: phones' clocks differ
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not ENV.production
+
+# Five wrong passwords or codes lock an account for a quarter of an hour, wherever they come from.
+AXES_FAILURE_LIMIT = 5
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = ["username"]
+AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_LOCKOUT_CALLABLE = "controlplane.signin.views.locked_out"
+AXES_ENABLE_ADMIN = False  # controlplane.admin shows its log to read
+AXES_VERBOSE = False
+# W006 fears a limit that a changed browser or cookie gets around; the account's name alone cannot be changed.
+SILENCED_SYSTEM_CHECKS = ["axes.W006"]
 
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -101,10 +158,31 @@ WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = ENV.production
+SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
+# A browser takes a `__Host-` cookie only over TLS, from this very host, for all its paths.
+SESSION_COOKIE_NAME = "__Host-session" if ENV.production else "sessionid"
+CSRF_COOKIE_NAME = "__Host-csrf" if ENV.production else "csrftoken"
 SECURE_HSTS_SECONDS = 31_536_000 if ENV.production else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = ENV.production
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.production else None
 X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+# No inline script runs, also where a page would be tricked into holding one. The console's toolkit (django-unfold)
+# evaluates expressions from its own templates' attributes, which needs 'unsafe-eval', and sets style attributes.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF, NONCE, UNSAFE_EVAL],
+        "style-src": [SELF, UNSAFE_INLINE],
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF],
+        "connect-src": [SELF],
+        "manifest-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    }
+}
 
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
@@ -119,6 +197,8 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",  # the docs page loads nothing from elsewhere
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }
 
 CELERY_BROKER_URL = ENV.broker
@@ -136,6 +216,8 @@ UNFOLD = {
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
     "SIDEBAR": {"navigation": "controlplane.navigation.sidebar"},
+    "STYLES": [lambda request: static("controlplane/console.css")],
+    "SCRIPTS": [lambda request: static("controlplane/console.js")],
 }
 
 LOGGING = {
@@ -147,6 +229,7 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": "INFO"},
     # One line a second of «due», «received», «succeeded» hides what matters.
     "loggers": {
-        name: {"level": "WARNING"} for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "httpx")
+        name: {"level": "WARNING"}
+        for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "httpx", "axes")
     },
 }

@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 from django.urls import include, path
-from drf_spectacular.views import SpectacularAPIView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from controlplane import views
 
@@ -13,9 +13,11 @@ urlpatterns = [
     path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
     path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),
     path("admin/engines/", admin.site.admin_view(views.engines), name="engines"),
+    path("admin/", include("controlplane.signin.urls")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api_docs"),
 ]
 
 handler400 = "controlplane.views.bad_request"

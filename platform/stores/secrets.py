@@ -7,6 +7,7 @@ _SALT = b"weir/v1"
 KEY_PEPPER = "api-key-pepper"
 CACHE_SALT = "engine-cache-salt"
 DJANGO = "django-secret-key"
+CONSOLE_SECOND_FACTOR = "console-second-factor"
 
 
 def derive(secret: str, label: str) -> bytes:
