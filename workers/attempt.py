@@ -389,7 +389,10 @@ class Attempt:
 
     async def _settle(self, record: UsageRecord, verdict: _Verdict) -> None:
         hint = HoldHint(
-            project_id=record.project_id, api_key_id=record.api_key_id, admitted_at_ms=record.admitted_at_ms
+            project_id=record.project_id,
+            api_key_id=record.api_key_id,
+            admitted_at_ms=record.admitted_at_ms,
+            model=record.model,
         )
         try:
             settled = await self._ports.limits.settle(

@@ -19,6 +19,7 @@ WeirError
 └── Evicted             after the queue: what was delivered is settled, the rest of the hold is freed
     ├── DeadlinePassed          504  deadline_exceeded
     ├── Cancelled               499  request_cancelled
+    ├── Revoked                 401  key_revoked
     ├── WorkerLost              502  worker_lost
     ├── SlowReader              408  slow_reader
     └── EngineFailed            502  engine_error
@@ -120,6 +121,10 @@ class DeadlinePassed(Evicted):
 
 class Cancelled(Evicted):
     status, type, code = 499, "cancelled_error", "request_cancelled"
+
+
+class Revoked(Evicted):
+    status, type, code = 401, "authentication_error", "key_revoked"
 
 
 class WorkerLost(Evicted):

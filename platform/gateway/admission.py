@@ -32,6 +32,7 @@ from contracts.tenancy import TenantContext
 from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
+from gateway.clients import require_network
 from gateway.drafts import Draft, content_of, output_tokens, refuse_hopeless
 from gateway.prompts import PromptContent
 from gateway.services import GatewayServices
@@ -44,12 +45,15 @@ from safety.verdicts import Stage
 from stores.secrets import cache_salt
 from stores.system import mint_request_id
 from tenants.limits.holds import EpochUnknown, Headroom, HoldExisting, HoldGranted, HoldState, Idempotency
+from tenants.limits.policy import counted, is_rate
+from tenants.limits.refusal import rooms
 
 log = logging.getLogger("weir.gateway.admission")
 
 STORE_SECONDS = 5.0
 GUARD_OFF_LOOP_CHARACTERS = 16_384
 VOID_SECONDS = 2.0
+ROOM_SECONDS = 0.5
 INFERENCE_SCOPE = "inference"
 
 
@@ -90,8 +94,10 @@ class Admission:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
 
-    async def identify(self, bearer: str) -> Caller:
+    async def identify(self, bearer: str, *, address: str) -> Caller:
         """Step 2, AUTH: before the body is read. Raises AuthFailed, PermissionDenied, Unavailable.
+
+        `address` is the client's, as `gateway.clients` found it: a key may be bound to networks.
 
         Management keys are apart from inference keys: one that leaks from a model's client administers nothing, and
         one that administers runs up no bill.
@@ -102,7 +108,26 @@ class Admission:
             raise PermissionDenied(
                 f"This API key has no `{INFERENCE_SCOPE}` scope; create one that has it.", code="insufficient_scope"
             )
+        require_network(context, address=address)
         return Caller(bearer=bearer, context=context)
+
+    async def room(self, context: TenantContext) -> tuple[Headroom | None, Headroom | None]:
+        """What requests and tokens are left, as the rate headers say it; (None, None) where that is not known now."""
+        limits = tuple(limit for limit in counted(context.limits, model="") if is_rate(limit))
+        if not limits:
+            return None, None
+        try:
+            async with asyncio.timeout(ROOM_SECONDS):
+                uses = await self._services.limits.usage(
+                    tenant_id=context.tenant_id,
+                    project_id=context.project_id,
+                    api_key_id=context.api_key_id,
+                    limits=limits,
+                    timezone=context.timezone,
+                )
+        except (Unavailable, TimeoutError):
+            return None, None
+        return rooms(uses)
 
     async def admit(
         self,
@@ -117,7 +142,8 @@ class Admission:
         if self._services.mailbox.open_inboxes >= self._services.settings.streams_max:
             raise self._unavailable("this gateway has as many open requests as it takes")
         draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
-        await self._services.workers.require(draft.card.pool)
+        async with self._services.limits.gate.call():  # one breaker over every look at Redis before the hold
+            await self._services.workers.require(draft.card.pool)
         draft, hold = await self._hold(caller, draft)
         if isinstance(hold, HoldExisting):
             return await self._attach(draft, hold)
@@ -157,7 +183,11 @@ class Admission:
             content=content,
             prompt_tokens=prompt_tokens,
             max_tokens=output_tokens(
-                asked, context, context_tokens=served.card.context_tokens, prompt_tokens=prompt_tokens
+                asked,
+                context,
+                model=served.card.model,
+                context_tokens=served.card.context_tokens,
+                prompt_tokens=prompt_tokens,
             ),
             price=price,
             idempotency=idempotency,
@@ -236,6 +266,7 @@ class Admission:
         ticket = self._ticket(granted, admitted_at_ms=hold.admitted_at_ms, cut=hold.cut)
         queue = self._services.queue_of(ticket.pool)
         inbox = self._services.mailbox.open(ticket.request_id)
+        self._services.running.note(inbox, ticket)
         try:
             enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=hold.hold_deadline_ms)
         except (RedisError, OSError, TimeoutError) as error:
@@ -277,9 +308,10 @@ class Admission:
                 "this Idempotency-Key was used with another body", param="Idempotency-Key", code="idempotency_mismatch"
             )
         same = replace(draft, request_id=hold.request_id)
-        ticket = self._ticket(same, admitted_at_ms=self._services.clock.now_ms(), cut=False)
+        ticket = self._ticket(same, admitted_at_ms=hold.admitted_at_ms, cut=False)
         queue = self._services.queue_of(ticket.pool)
         inbox = self._services.mailbox.open(ticket.request_id)
+        self._services.running.note(inbox, ticket)
         try:
             async with self._answers_in_time():
                 status = await queue.status(request_id=ticket.request_id)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from billing.rating.rate import worst_case
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.jobs import Endpoint, ServiceClass, Ticket
 from contracts.models import ModelCard
 from contracts.money import PriceCard
@@ -19,6 +19,8 @@ from gateway.surface.messages import flatten
 from gateway.surface.schema import Asked
 from gateway.tokenizer import PromptTokenizer, characters_of
 from tenants.limits.holds import HoldRequest, Idempotency
+from tenants.limits.policy import counted, max_tokens_limit, scope_name
+from tenants.limits.refusal import blocked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class Draft:
             api_key_id=context.api_key_id,
             key_epoch=context.key_epoch,
             tenant_epoch=context.tenant_epoch,
-            limits=context.limits,
+            limits=counted(context.limits, model=self.card.model),
             prompt_tokens=self.prompt_tokens,
             output_tokens_max=output_tokens_max,
             cost_max_nano=worst_case(self.price, prompt_tokens=self.prompt_tokens, output_tokens_max=output_tokens_max),
@@ -135,8 +137,11 @@ def refuse_hopeless(asked: Asked, tokenizer: PromptTokenizer, *, context_tokens:
         )
 
 
-def output_tokens(asked: Asked, context: TenantContext, *, context_tokens: int, prompt_tokens: int) -> int:
-    """max_tokens of one choice, asked for or by default. Raises InvalidRequest when prompt or answer do not fit."""
+def output_tokens(asked: Asked, context: TenantContext, *, model: str, context_tokens: int, prompt_tokens: int) -> int:
+    """max_tokens of one choice, asked for or by default: the plan's, within the context, the plan's cap and the limits.
+
+    Raises InvalidRequest when prompt or answer do not fit, LimitExceeded where a limit of 0 blocks.
+    """
     room = context_tokens - prompt_tokens
     prompt_field = "messages" if asked.endpoint is Endpoint.CHAT else "prompt"
     if room < 1:
@@ -145,7 +150,11 @@ def output_tokens(asked: Asked, context: TenantContext, *, context_tokens: int, 
             param=prompt_field,
             code="context_length_exceeded",
         )
-    cap = room if context.max_tokens_cap is None else min(room, context.max_tokens_cap)
+    limit = max_tokens_limit(context.limits, model=model)
+    if limit is not None and limit.cap == 0:
+        raise LimitExceeded(blocked(limit))
+    caps = [room, context.max_tokens_cap, None if limit is None else limit.cap]
+    cap = min(most for most in caps if most is not None)
     granted = min(cap, context.max_tokens_default) if asked.max_tokens is None else asked.max_tokens
     if granted > room:
         raise InvalidRequest(
@@ -154,7 +163,8 @@ def output_tokens(asked: Asked, context: TenantContext, *, context_tokens: int, 
             code="context_length_exceeded",
         )
     if granted > cap or granted < 1:
-        raise InvalidRequest(f"max_tokens: at most {cap} for this API key", param="max_tokens", code="max_tokens_cap")
+        whose = f"by the limit of the {scope_name(limit.scope)}" if limit and limit.cap == cap else "for this API key"
+        raise InvalidRequest(f"max_tokens: at most {cap} {whose}", param="max_tokens", code="max_tokens_cap")
     if asked.sampling.get("min_tokens", 0) > granted:
         raise InvalidRequest(f"min_tokens: must be at most max_tokens ({granted})", param="min_tokens")
     return granted

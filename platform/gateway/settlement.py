@@ -84,7 +84,10 @@ class Sweeper:
             cost_nano=cost(record.price, record.counts).total_nano,
             outcome=record.outcome,
             hint=HoldHint(
-                project_id=record.project_id, api_key_id=record.api_key_id, admitted_at_ms=record.admitted_at_ms
+                project_id=record.project_id,
+                api_key_id=record.api_key_id,
+                admitted_at_ms=record.admitted_at_ms,
+                model=record.model,
             ),
         )
         await queue.ack(request_id=record.request_id, final=final_of(record, cost_nano=settled.cost_nano))

@@ -123,6 +123,12 @@ def max_tokens_limit(limits: Sequence[Limit], *, model: str) -> Limit | None:
     return min(mine, key=lambda limit: limit.cap, default=None)
 
 
+def is_rate(limit: Limit) -> bool:
+    """Whether the rate headers tell of it: requests per minute, and tokens of any kind and window."""
+    amount = RULES[limit.metric].amount
+    return limit.metric is Metric.REQUESTS_PER_MINUTE or amount in (Amount.INPUT, Amount.OUTPUT, Amount.TOKENS)
+
+
 def is_calendar(metric: Metric) -> bool:
     """Whether the metric counts in a day or a month of the tenant's zone."""
     return RULES[metric].kind is Kind.WINDOW

@@ -9,10 +9,8 @@ from contracts.errors import BudgetSpent, Rejected
 from contracts.money import text_from_nano
 from contracts.tenancy import Limit, Metric
 from tenants.limits import policy
-from tenants.limits.holds import Headroom, HoldRequest, RateLimited
+from tenants.limits.holds import Headroom, HoldRequest, LimitUse, RateLimited
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
-
-_TOKEN_AMOUNTS = frozenset({Amount.INPUT, Amount.OUTPUT, Amount.TOKENS})
 
 
 def rates(
@@ -29,8 +27,18 @@ def rates(
         )
         if limit.metric is Metric.REQUESTS_PER_MINUTE:
             requests.append(room)
-        elif RULES[limit.metric].amount in _TOKEN_AMOUNTS:
+        elif policy.is_rate(limit):
             tokens.append(room)
+    return policy.tightest(requests), policy.tightest(tokens)
+
+
+def rooms(uses: Sequence[LimitUse]) -> tuple[Headroom | None, Headroom | None]:
+    """As `rates`, from counters that were only read."""
+    requests: list[Headroom] = []
+    tokens: list[Headroom] = []
+    for use in uses:
+        same = requests if use.limit.metric is Metric.REQUESTS_PER_MINUTE else tokens
+        same.append(Headroom(limit=use.limit.cap, remaining=use.free, reset_ms=use.reset_ms))
     return policy.tightest(requests), policy.tightest(tokens)
 
 
@@ -83,14 +91,22 @@ def need_of(metric: Metric, request: HoldRequest) -> int:
 
 def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
     rule = RULES[limit.metric]
-    show = text_from_nano if rule.amount is Amount.MONEY else str
-    of_model = "" if limit.model is None else f" for the model {limit.model}"
-    where = f"{rule.unit} of the {policy.scope_name(limit.scope)}{of_model}"
     if limit.cap == 0:
-        return f"Blocked: the limit on {where} is 0. An owner can raise it in the admin under Limits."
+        return blocked(limit)
+    show = text_from_nano if rule.amount is Amount.MONEY else str
     used = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used
     return (
-        f"Limit on {where} reached: limit {show(limit.cap)}, used {show(used)}, "
+        f"Limit on {_where(limit)} reached: limit {show(limit.cap)}, used {show(used)}, "
         f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}. "
         "An owner can raise it in the admin under Limits."
     )
+
+
+def blocked(limit: Limit) -> str:
+    """What a limit of 0 says."""
+    return f"Blocked: the limit on {_where(limit)} is 0. An owner can raise it in the admin under Limits."
+
+
+def _where(limit: Limit) -> str:
+    of_model = "" if limit.model is None else f" for the model {limit.model}"
+    return f"{RULES[limit.metric].unit} of the {policy.scope_name(limit.scope)}{of_model}"

@@ -24,6 +24,7 @@ from contracts.errors import AuthFailed, Cancelled, InvalidRequest, PermissionDe
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
+from gateway.clients import client_address
 from gateway.realtime.conversation import Conversation
 from gateway.services import GatewayServices
 from gateway.stream import assemble
@@ -168,7 +169,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _identify(self, key: str) -> None:
         if not key or len(key) > limits.HEADER_BEARER_MAX:
             raise AuthFailed("the API key is not one of ours")
-        self._caller = await self._admission.identify(key)
+        address = client_address(self.scope, trusted=self._services.settings.trusted_proxies)
+        self._caller = await self._admission.identify(key, address=address)
         session = {"id": f"sess_{self._connection}", "object": "realtime.session", "modalities": ["text"]}
         await self._emit("session.created", session=session)
 

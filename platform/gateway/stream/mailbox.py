@@ -36,6 +36,7 @@ class Signal(Enum):
     RESYNC = "resync"  # messages may be missing: read the log
     OVERFLOW = "overflow"  # the reader is too slow: its frames were let go
     GONE = "gone"  # the client closed the connection
+    REVOKED = "revoked"  # its key was revoked, or its tenant suspended
 
 
 Entry = Released | Ended | Signal
@@ -67,6 +68,11 @@ class Inbox:
     def interrupt(self) -> None:
         """The client is gone: the reader hears of it next, whatever else waits."""
         self._entries.appendleft(Signal.GONE)
+        self._wake.set()
+
+    def revoke(self) -> None:
+        """The key is revoked: the reader hears of it next, and gives nothing more out."""
+        self._entries.appendleft(Signal.REVOKED)
         self._wake.set()
 
     async def get(self, *, seconds: float) -> Entry | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from contracts.errors import SlowReader, WorkerLost
+from contracts.errors import Revoked, SlowReader, WorkerLost
 from fairqueue.messages import Ended, Final, LogSlice, Released
 from fairqueue.queue import FairQueue
 from gateway.stream.mailbox import Entry, Inbox, Signal
@@ -60,7 +60,7 @@ class Relay:
         """Batches until the request's end, then `final` is set. None = nothing came for `beat_seconds`.
 
         `from_log` reads what the log holds first (a resume or a repeated request). Raises StreamDiverged, SlowReader,
-        ClientLost, WorkerLost.
+        ClientLost, WorkerLost, Revoked.
         """
         self._behind = from_log
         while True:
@@ -82,6 +82,8 @@ class Relay:
             self._behind = self._silent % LOOK_BEATS == 0  # a message may be lost without a trace: look, seldom
         elif entry is Signal.GONE:
             raise ClientLost
+        elif entry is Signal.REVOKED:
+            raise Revoked("this API key was revoked, or its organization suspended, while the request ran")
         elif entry is Signal.OVERFLOW:
             raise SlowReader("the client reads more slowly than the answer is made")
         elif isinstance(entry, Released) and self._continues(entry):

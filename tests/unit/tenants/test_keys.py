@@ -80,4 +80,5 @@ class TestNames:
 
     def test_every_script_is_loaded(self) -> None:
         folder = buckets.Path(buckets.__file__).parent / "scripts"
-        assert set(load_scripts(folder)) == {"hold", "start", "settle", "void", "due", "epochs", "usage"}
+        names = {"hold", "start", "settle", "void", "due", "epochs", "usage", "audit", "rebuild"}
+        assert set(load_scripts(folder)) == names

@@ -1,0 +1,204 @@
+"""Cuts what a revoked key or a suspended tenant has under way, within a second. Steps 2 and 7; run by `services.run`.
+
+The hold script alone decides who gets in; this is about what got in before. A message on `w:revoked` makes the gateway
+forget the tenant's cached contexts, end its own answers with an error, and cancel their requests in the pools; one
+gateway also cancels what nobody reads. Invariants: a lost message, a lost connection or a restarted Redis only delays
+this: at each subscription, and every `RECHECK_SECONDS`, the epochs of all keys with open answers are looked at; what
+was released before the cut is billed, once, by the request's end.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from contracts.errors import Unavailable
+from contracts.jobs import Ticket
+from contracts.wire import WireError, decode
+from fairqueue.messages import AbortReason
+from fairqueue.queue import FairQueue
+from gateway.stream.mailbox import Inbox
+from tenants.auth.resolve import Resolver
+from tenants.limits.buckets import Limits
+from tenants.limits.keys import REVOKED_CHANNEL
+from tenants.limits.revocation import Revocation
+
+log = logging.getLogger("weir.gateway.revocation")
+
+RECHECK_SECONDS = 10.0
+STORE_SECONDS = 2.0
+CANCEL_TRIES = 3
+CANCELS_AT_ONCE = 32
+BACKOFF_FIRST_SECONDS = 0.05
+BACKOFF_MOST_SECONDS = 2.0
+SWEPT_MS = 10_000  # one gateway sweeps for a message; its repetition later is swept again
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One request to be cancelled in its pool."""
+
+    request_id: str
+    pool: str
+
+
+class Running:
+    """The open answers of this gateway and whose they are. An entry ends with its inbox."""
+
+    def __init__(self) -> None:
+        self._owners: WeakKeyDictionary[Inbox, Ticket] = WeakKeyDictionary()
+
+    def note(self, inbox: Inbox, ticket: Ticket) -> None:
+        """Called when a reader is attached to a request."""
+        self._owners[inbox] = ticket
+
+    def keys_by_tenant(self) -> dict[str, set[str]]:
+        """Tenant -> keys with an open answer here."""
+        found: dict[str, set[str]] = {}
+        for ticket in list(self._owners.values()):
+            found.setdefault(ticket.tenant_id, set()).add(ticket.api_key_id)
+        return found
+
+    def cut(self, *, tenant_id: str, key_ids: Iterable[str] | None) -> set[Target]:
+        """Ends the answers of these keys (None: all of the tenant's) with an error; what is to be cancelled."""
+        wanted = None if key_ids is None else set(key_ids)
+        targets: set[Target] = set()
+        for inbox, ticket in list(self._owners.items()):
+            if ticket.tenant_id == tenant_id and (wanted is None or ticket.api_key_id in wanted):
+                inbox.revoke()
+                targets.add(Target(ticket.request_id, ticket.pool))
+        return targets
+
+
+@dataclass(kw_only=True)
+class Revocations:
+    """One subscription per gateway. `connect` opens a client whose reads may wait for ever."""
+
+    connect: Callable[[], Redis]
+    redis: Redis
+    limits: Limits
+    queue_of: Callable[[str], FairQueue]
+    resolver: Resolver
+    running: Running
+    subscribed: asyncio.Event = field(default_factory=asyncio.Event)
+    _jitter: random.Random = field(default_factory=random.Random)
+
+    async def run(self) -> None:
+        """Listens until cancelled. A lost connection is opened again with growing pauses."""
+        failures = 0
+        while True:
+            try:
+                async with self._subscription() as pubsub:
+                    failures = 0
+                    await self._listen(pubsub)
+            except (RedisError, OSError, TimeoutError, Unavailable) as error:
+                self.subscribed.clear()
+                failures += 1
+                pause = min(BACKOFF_MOST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 8))
+                log.warning("revocation subscription lost (%s); again in %.2f s", type(error).__name__, pause)
+                await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
+
+    @asynccontextmanager
+    async def _subscription(self) -> AsyncIterator[PubSub]:
+        client = self.connect()
+        pubsub = client.pubsub()
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await pubsub.subscribe(REVOKED_CHANNEL)
+                while (message := await pubsub.get_message(timeout=STORE_SECONDS)) is not None:
+                    if message["type"] == "subscribe":
+                        break
+            yield pubsub
+        finally:
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+                    await client.aclose()
+            except (RedisError, OSError, TimeoutError) as error:
+                log.info("a lost subscription did not close (%s)", type(error).__name__)
+
+    async def _listen(self, pubsub: PubSub) -> None:
+        await self._recheck()
+        self.subscribed.set()
+        silent = False
+        while True:
+            message = await pubsub.get_message(timeout=RECHECK_SECONDS)
+            if message is None:
+                if silent:
+                    raise TimeoutError("the subscription does not answer")
+                await self._recheck()
+                await pubsub.ping()
+                silent = True
+                continue
+            silent = False
+            if message["type"] == "message":
+                await self._take(message["data"])
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            message = decode(Revocation, data)
+        except WireError:
+            log.exception("a revocation could not be read: every open key is looked at")
+            await self._recheck()
+            return
+        self.resolver.forget_tenant(tenant_id=message.tenant_id)
+        if not message.suspended and not message.revoked_keys:
+            return
+        key_ids = None if message.suspended else message.revoked_keys
+        targets = self.running.cut(tenant_id=message.tenant_id, key_ids=key_ids)
+        await self._cancel(targets)
+        if await self._sweeps(data):
+            await self._cancel(await self._open_of(message) - targets)
+
+    async def _sweeps(self, data: bytes) -> bool:
+        """Whether it falls to this gateway to cancel what no gateway reads."""
+        name = f"{REVOKED_CHANNEL}:{hashlib.sha256(data).hexdigest()}"
+        async with asyncio.timeout(STORE_SECONDS):
+            return bool(await self.redis.set(name, b"1", nx=True, px=SWEPT_MS))
+
+    async def _open_of(self, message: Revocation) -> set[Target]:
+        return {
+            Target(hold.request_id, hold.pool)
+            async for hold in self.limits.open_holds(tenant_id=message.tenant_id)
+            if message.suspended or hold.api_key_id in message.revoked_keys
+        }
+
+    async def _recheck(self) -> None:
+        """What a lost message would have said, for every key with an open answer here."""
+        for tenant_id, key_ids in self.running.keys_by_tenant().items():
+            blocked = await self.limits.blocked_keys(tenant_id=tenant_id, key_ids=sorted(key_ids))
+            if blocked:
+                self.resolver.forget_tenant(tenant_id=tenant_id)
+                await self._cancel(self.running.cut(tenant_id=tenant_id, key_ids=blocked))
+
+    async def _cancel(self, targets: set[Target]) -> None:
+        gate = asyncio.Semaphore(CANCELS_AT_ONCE)
+
+        async def one(target: Target) -> None:
+            async with gate:
+                await self._cancel_one(target)
+
+        async with asyncio.TaskGroup() as tasks:
+            for target in targets:
+                tasks.create_task(one(target))
+
+    async def _cancel_one(self, target: Target) -> None:
+        """Whatever its generation: nobody may attach to it again. A failure is found by the next look."""
+        for _ in range(CANCEL_TRIES):
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    await self.queue_of(target.pool).cancel(
+                        request_id=target.request_id, generation=None, reason=AbortReason.REVOKED.value
+                    )
+            except (RedisError, OSError, TimeoutError):
+                continue
+            return
+        log.warning("request %s: its key was revoked and it could not be cancelled", target.request_id)
