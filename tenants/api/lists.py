@@ -71,7 +71,9 @@ class StrictFilters(BaseFilterBackend):
     """The view's `filters`, and nothing else, each at most once."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: APIView) -> QuerySet[Any]:
-        filters: dict[str, Filter] = getattr(view, "filters", {})
+        filters: dict[str, Filter] | None = getattr(view, "filters", None)
+        if filters is None:  # a route that reads its parameters itself
+            return queryset
         known = filters.keys() | _PAGING
         for param, texts in request.query_params.lists():
             if param not in known:
@@ -84,7 +86,7 @@ class StrictFilters(BaseFilterBackend):
 
     def get_schema_operation_parameters(self, view: APIView) -> list[dict[str, Any]]:
         """For drf-spectacular."""
-        filters: dict[str, Filter] = getattr(view, "filters", {})
+        filters: dict[str, Filter] = getattr(view, "filters", None) or {}
         return [
             {"name": name, "in": "query", "required": False, "schema": each.schema, "description": each.says}
             for name, each in filters.items()

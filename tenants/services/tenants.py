@@ -80,8 +80,7 @@ def close_tenant(*, tenant: Tenant, reason: str = "", actor: Actor = SYSTEM) -> 
 def check_timezone(name: str) -> None:
     """Refuse a zone that the limits could not count in. Raises ValidationError."""
     if name in _NO_ZONES or name not in zoneinfo.available_timezones():
-        message = f"{name} is not a time zone of the IANA database that days and months can be counted in."
-        raise ValidationError({"timezone": f"{message} Name one like Europe/Berlin or UTC."})
+        raise ValidationError({"timezone": f"{name} is not an IANA time zone. Name one like Europe/Berlin or UTC."})
 
 
 @transaction.atomic

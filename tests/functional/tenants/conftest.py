@@ -9,6 +9,7 @@ from pytest_django import Settings
 from redis import Redis
 
 from controlplane.env import environment
+from controlplane.models import ServedModel
 from tenants import services
 from tenants.models import ApiKey, Plan, Project, Tenant
 
@@ -35,6 +36,7 @@ def wired(settings: Settings, valkey_url: str, tmp_path: Path) -> Iterator[Redis
 
 @pytest.fixture
 def plan(db: None, wired: Redis) -> Plan:
+    ServedModel.objects.bulk_create(ServedModel(name=name, pool="p", tokenizer_dir="t") for name in ("a", "b", "m"))
     plan = services.create_plan(name="basic", weight_milli=2_000, queued_max=50)
     services.set_limits(plan=plan, caps={"requests_per_minute": 60, "tokens_per_day": 1_000})
     return plan
