@@ -9,9 +9,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.conformance.case import Case, Kind
-from infra.conformance.cases import accepted, framing, ranges, types
+from infra.conformance.cases import (
+    accepted,
+    engine,
+    framing,
+    headers,
+    json_text,
+    lines,
+    paths,
+    ranges,
+    sizes,
+    slow,
+    types,
+)
 
-KINDS: tuple[Kind, ...] = (accepted.KIND, types.KIND, ranges.KIND, framing.KIND)
+KINDS: tuple[Kind, ...] = (
+    accepted.KIND,
+    types.KIND,
+    ranges.KIND,
+    json_text.KIND,
+    sizes.KIND,
+    engine.KIND,
+    headers.KIND,
+    lines.KIND,
+    paths.KIND,
+    framing.KIND,
+    slow.KIND,
+)
 GROUPS = ("openai", "odd")
 
 

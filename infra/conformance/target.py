@@ -61,13 +61,14 @@ class Target:
         return _compact({"model": self.model, **document})
 
     def fill(self, template: bytes) -> bytes:
-        """Replaces <HOST>, <V1>, <KEY>, <MODEL>, <CHAT>, <CHUNKS>, <NEXT>, then <LENGTH> of what follows the head."""
+        """Replaces <HOST>, <V1>, <KEY>, <MODEL>, <CHAT>, <CHUNKS>, <OPEN> (no last chunk), <NEXT>, then <LENGTH> of what follows the head."""
         chat = self.chat()
         follow_up = (
             f"GET {self.prefix}/models HTTP/1.1\r\nHost: {self.authority}\r\nAuthorization: Bearer {self.key}\r\n\r\n"
         )
         places = {
-            b"<CHUNKS>": b"%x\r\n%b\r\n0\r\n\r\n" % (len(chat), chat),
+            b"<CHUNKS>": b"<OPEN>0\r\n\r\n",
+            b"<OPEN>": b"%x\r\n%b\r\n" % (len(chat), chat),
             b"<CHAT>": chat,
             b"<NEXT>": follow_up.encode(),
             b"<V1>": self.prefix.encode(),

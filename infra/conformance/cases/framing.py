@@ -214,13 +214,13 @@ _CHUNKINGS = (
     _chunks("a chunk size line that ends in LF alone", b"2\n  \r\n<CHUNKS>", source="RFC 9112 2.2, 7.1"),
     _chunks("a negative last chunk", b"2\r\n{}\r\n-0\r\n\r\n<NEXT>", strict=True),
     case(
-        "a trailer that names another key",
+        "a trailer with the key",
         wire(
             message(
                 "POST <V1>/chat/completions HTTP/1.1",
                 _CHUNKED,
                 base=("Host: <HOST>", "Content-Type: application/json"),
-                body=b"2\r\n{}\r\n0\r\nAuthorization: Bearer <KEY>\r\n\r\n",
+                body=b"<OPEN>0\r\nAuthorization: Bearer <KEY>\r\n\r\n",
             )
         ),
         turned_away(400, 401),
