@@ -9,6 +9,7 @@ import uuid
 import uuid_utils
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone as clock
@@ -128,6 +129,11 @@ class Tenant(Dated):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        """A draft guards nobody, so it is no tenant's policy."""
+        if self.policy is not None and self.policy.published_version == 0:
+            raise ValidationError({"policy": "Publish this policy first: a draft guards nobody."})
 
 
 class Project(Dated):

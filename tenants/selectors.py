@@ -145,7 +145,8 @@ def _ms(at: datetime) -> int:
 
 
 def _policy(tenant: Tenant) -> PolicyRef | None:
+    """Version 0 of a policy that was assigned but never published: nothing is under that name, so the guard refuses."""
     policy = tenant.policy
-    if policy is None or policy.published_version == 0:
+    if policy is None:
         return None
     return PolicyRef(policy_id=str(policy.id), version=policy.published_version)

@@ -50,7 +50,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef:
-    """Names one immutable guardrail policy version."""
+    """Names one immutable guardrail policy version. 0: the policy was never published, and guards by refusing."""
 
     policy_id: str
     version: int

@@ -169,6 +169,14 @@ class PublishedPolicies:
 
     async def get(self, ref: PolicyRef) -> CompiledPolicy:
         """Raises Unavailable when neither holds it, or what they hold cannot be compiled here."""
+        if ref.version == 0:
+            log.error("policy %s is assigned to a tenant but was never published", ref.policy_id)
+            raise Unavailable(
+                "This organization's guardrail policy has no published version, so nothing is served. "
+                "Ask the operator to publish it.",
+                code="policy_not_published",
+                retry_after_ms=60_000,
+            )
         try:
             return await self._find(ref)
         except (RedisError, TimeoutError, PolicyMissing, PolicyError) as error:

@@ -8,6 +8,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import DjangoAssertNumQueries
 
+from safety.models import Policy
 from tenants import events, services
 from tenants.models import ApiKey, AuditEntry, LimitSetting, OutboxEvent, Plan, Project, Tenant
 from tests.functional.tenants.conftest import Customer, customer
@@ -60,6 +61,12 @@ class TestTenantPage:
         wrong = self.form(plan, **{"limits-0-metric": "tokens_per_day", "limits-0-cap": "1.5"})
         answer = operator.post(reverse("admin:tenants_tenant_add"), wrong)
         assert "A whole number, please." in answer.content.decode()
+        assert not Tenant.objects.filter(name="acme").exists()
+
+    def test_refuses_a_draft_as_the_tenants_policy(self, operator: Client, plan: Plan) -> None:
+        draft = Policy.objects.create(name="strict")
+        answer = operator.post(reverse("admin:tenants_tenant_add"), self.form(plan, policy=str(draft.pk)))
+        assert "Publish this policy first: a draft guards nobody." in answer.content.decode()
         assert not Tenant.objects.filter(name="acme").exists()
 
     def test_changes_a_limit_and_removes_one(self, operator: Client, acme: Customer) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, IntegrityError, transaction
+from django.db.models import ProtectedError
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks, Settings
 from redis import Redis
@@ -75,15 +76,34 @@ class TestLoadContext:
         assert (context.scopes, context.allowed_models, context.policy) == (frozenset({"inference"}), None, None)
 
     def test_names_the_published_version_of_the_policy(self, acme: Customer) -> None:
-        policy = Policy.objects.create(name="strict")
+        policy = Policy.objects.create(name="strict", published_version=3)
         services.change_tenant(tenant=acme.tenant, changes={"policy": policy})
         context = context_of(acme)
         assert context is not None
-        assert context.policy is None  # a draft guards nobody
-        Policy.objects.filter(id=policy.id).update(published_version=3)
+        assert context.policy == PolicyRef(policy_id=str(policy.id), version=3)
+
+    def test_refuses_a_draft_as_policy(self, acme: Customer) -> None:
+        draft = Policy.objects.create(name="strict")
+        with pytest.raises(ValidationError, match="Publish this policy first") as refused:
+            services.change_tenant(tenant=acme.tenant, changes={"policy": draft})
+        assert list(refused.value.message_dict) == ["policy"]
         context = context_of(acme)
         assert context is not None
-        assert context.policy == PolicyRef(policy_id=str(policy.id), version=3)
+        assert context.policy is None
+
+    def test_keeps_a_policy_that_guards_somebody(self, acme: Customer) -> None:
+        policy = Policy.objects.create(name="strict", published_version=3)
+        services.change_tenant(tenant=acme.tenant, changes={"policy": policy})
+        with pytest.raises(ProtectedError):
+            policy.delete()
+
+    def test_never_takes_a_draft_for_no_policy(self, acme: Customer) -> None:
+        """However it came there, version 0 names nothing that could be loaded: the guard refuses."""
+        draft = Policy.objects.create(name="strict")
+        Tenant.objects.filter(id=acme.tenant.id).update(policy=draft)
+        context = context_of(acme)
+        assert context is not None
+        assert context.policy == PolicyRef(policy_id=str(draft.id), version=0)
 
     def test_knows_no_revoked_expired_or_closed_key(self, acme: Customer) -> None:
         ApiKey.objects.filter(id=acme.key.id).update(expires_at=timezone.now())
