@@ -35,6 +35,11 @@ def use(tenant_id: str) -> str:
     return f"w:{{t:{tenant_id}}}:use"
 
 
+def refused(tenant_id: str) -> str:
+    """STREAM of a tenant's refused requests, bounded in length and time; an empty id: of callers that are not known."""
+    return f"w:{{t:{tenant_id}}}:refused" if tenant_id else "w:refused"
+
+
 def epoch(tenant_id: str) -> str:
     """HASH: API key id -> epoch, `tenant` -> epoch; negative = revoked or suspended."""
     return f"w:{{t:{tenant_id}}}:epoch"

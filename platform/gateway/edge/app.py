@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from contracts.errors import MethodNotAllowed, NotFound, Unavailable, WeirError
+from contracts.errors import AuthFailed, MethodNotAllowed, NotFound, PermissionDenied, Rejected, Unavailable, WeirError
 from contracts.jobs import Endpoint
 from gateway.admission import Admission
 from gateway.edge.body import ClientGone
@@ -21,6 +21,7 @@ from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import cancel_request, resume_events, show_request
+from gateway.refusals import Refusals
 from gateway.services import GatewayServices
 from gateway.surface.errors import (
     Headers,
@@ -46,6 +47,7 @@ class InferenceApp:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
         self._admission = Admission(services)
+        self._refusals = Refusals(services.redis, clock=services.clock)
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": self._bound(infer, endpoint=Endpoint.CHAT)},
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
@@ -68,6 +70,7 @@ class InferenceApp:
             return
         except WeirError as error:
             await _refuse(exchange, error)
+            await self._keep(exchange, error)
         except (RedisError, TimeoutError):
             log.exception("request %s: a store does not answer", exchange.request_id)
             retry_ms = self._services.settings.unavailable_retry_ms
@@ -75,6 +78,11 @@ class InferenceApp:
         except Exception:
             log.exception("request %s failed", exchange.request_id)
             await _refuse(exchange, InternalError())
+
+    async def _keep(self, exchange: Exchange, error: WeirError) -> None:
+        """So that an operator can say why, by the request's id. Of strangers only what their key was refused for."""
+        if isinstance(error, AuthFailed | PermissionDenied) or (isinstance(error, Rejected) and exchange.caller):
+            await self._refusals.note(error, request_id=exchange.request_id, path=exchange.path, caller=exchange.caller)
 
     async def _dispatch(self, exchange: Exchange) -> None:
         methods = self._routes(exchange.path)

@@ -17,5 +17,5 @@ async def identified(exchange: Exchange, admission: Admission) -> Caller:
         requests, tokens = await admission.room(caller.context)
         return rate_headers(requests=requests, tokens=tokens)
 
-    exchange.rates = rates
+    exchange.caller, exchange.rates = caller.context, rates
     return caller

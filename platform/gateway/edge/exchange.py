@@ -13,6 +13,7 @@ import orjson
 
 from contracts.clock import Clock
 from contracts.errors import AuthFailed, InvalidRequest, SlowReader
+from contracts.tenancy import TenantContext
 from gateway.clients import client_address
 from gateway.edge.body import drain
 from gateway.services import GatewaySettings
@@ -44,7 +45,8 @@ class Exchange:
         self.started = False
         self._raw_headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self.address = client_address(scope, trusted=settings.trusted_proxies)
-        self.rates: Callable[[], Awaitable[Headers]] | None = None  # set once the caller is known
+        self.caller: TenantContext | None = None  # this and `rates` are set once the caller is known
+        self.rates: Callable[[], Awaitable[Headers]] | None = None
         self._query: bytes = scope.get("query_string", b"")
         self._send = send
         self._clock = clock

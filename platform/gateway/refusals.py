@@ -1,0 +1,120 @@
+"""Why a request was refused, kept for a week where an operator can look it up by the request's id.
+
+Written by `edge/app.py` after the refusal was answered, read by the console. A refusal costs no database write and no
+counter: one entry in a stream of its tenant, bounded in length and time; who could not be told apart (no key, a wrong
+one) goes into one stream for all. Invariants: best effort, never in a request's way: bounded in time and in how many
+are written at once, dropped beyond, and a store that is away is said in the log once a minute at most; an entry
+holds what the client was told and no key or prompt.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts.clock import Clock
+from contracts.errors import Rejected
+from contracts.tenancy import TenantContext
+from tenants.limits import keys as names
+
+ENTRIES_MAX = 1_000  # of one tenant
+KEPT_MS = 7 * 86_400_000
+WRITES_MAX = 32  # at once in this process; what comes on top is dropped
+WRITE_SECONDS = 0.25
+COMPLAINT_SECONDS = 60.0
+# A stream entry is named by the store's clock, a request id by ours: searched from so long before to so long after.
+SKEW_MS, LATEST_MS = 10_000, 180_000
+
+log = logging.getLogger("weir.gateway.refusals")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One answer that said no. `tenant_id` and its parts are empty when the caller was not known."""
+
+    request_id: str
+    at_ms: int
+    status: int
+    code: str
+    message: str
+    path: str
+    param: str | None = None
+    retry_after_ms: int | None = None
+    tenant_id: str = ""
+    project_id: str = ""
+    api_key_id: str = ""
+
+
+class Refusals:
+    """Writes and finds them."""
+
+    def __init__(self, redis: Redis, *, clock: Clock) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._writing = 0
+        self._complained_at = -COMPLAINT_SECONDS
+
+    async def note(self, error: Rejected, *, request_id: str, path: str, caller: TenantContext | None) -> None:
+        """Keep a refusal. Raises nothing; waits a quarter of a second at most."""
+        if self._writing >= WRITES_MAX:
+            return
+        refusal = Refusal(
+            request_id=request_id,
+            at_ms=self._clock.now_ms(),
+            status=error.status,
+            code=error.code,
+            message=error.message,
+            path=path[:200],
+            param=error.param,
+            retry_after_ms=error.retry_after_ms,
+            tenant_id=caller.tenant_id if caller else "",
+            project_id=caller.project_id if caller else "",
+            api_key_id=caller.api_key_id if caller else "",
+        )
+        self._writing += 1
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._write(refusal)
+        except (RedisError, OSError, TimeoutError) as problem:
+            self._complain(problem)
+        finally:
+            self._writing -= 1
+
+    async def _write(self, refusal: Refusal) -> None:
+        key = names.refused(refusal.tenant_id)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xadd(key, {b"d": orjson.dumps(asdict(refusal))}, maxlen=ENTRIES_MAX, approximate=True)
+            pipe.pexpire(key, KEPT_MS)
+            await pipe.execute()
+
+    def _complain(self, problem: Exception) -> None:
+        now = self._clock.monotonic()
+        if now - self._complained_at >= COMPLAINT_SECONDS:
+            self._complained_at = now
+            log.warning("refusals are not being kept: %s", type(problem).__name__)
+
+    async def find(self, request_id: str, *, tenant_ids: Sequence[str]) -> Refusal | None:
+        """The refusal of a request among tenants and unknown callers. Raises ValueError for what is no id of ours."""
+        minted_ms = UUID(request_id).int >> 80  # UUIDv7 (RFC 9562): its first 48 bits are its time
+        first, last = max(0, minted_ms - SKEW_MS), minted_ms + LATEST_MS
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for tenant_id in ("", *tenant_ids):
+                pipe.xrange(names.refused(tenant_id), min=first, max=last)
+            streams = await pipe.execute()
+        found = (_read(entry) for stream in streams for entry in stream)
+        return next((refusal for refusal in found if refusal.request_id == request_id), None)
+
+    async def latest(self, *, tenant_id: str, limit: int) -> list[Refusal]:
+        """The newest refusals of a tenant; of unknown callers for an empty id."""
+        return [_read(entry) for entry in await self._redis.xrevrange(names.refused(tenant_id), count=limit)]
+
+
+def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> Refusal:
+    document: dict[str, Any] = orjson.loads(entry[1][b"d"])
+    return Refusal(**document)
