@@ -1,17 +1,20 @@
 """Domain events of the organisation: written to the outbox with the change, relayed over kombu, kept as audit trail.
 
 Exchange `weir.events` (topic, durable), routing key = event name, body JSON. `usage.recorded` of billing rides the
-same exchange. Delivery is at least once; consumers are idempotent by `id`. Invariant: no secret is ever in a body.
+same exchange. Delivery is at least once; consumers are idempotent by `id`. Invariants: no secret is ever in a body; the
+events of a tenant are sent in the order of their ids, by one relay at a time; what the exchange loses is taken from the
+outbox itself a minute later.
 """
 
 import logging
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
@@ -23,7 +26,13 @@ from tenants.models import AuditEntry, OutboxEvent
 # kombu has no types: its calls are marked.
 EXCHANGE = Exchange("weir.events", type="topic", durable=True)  # type: ignore[no-untyped-call]
 AUDIT_QUEUE = Queue("weir.audit", exchange=EXCHANGE, routing_key="#", durable=True)  # type: ignore[no-untyped-call]
+WEBHOOK_QUEUE = Queue("weir.webhooks", exchange=EXCHANGE, routing_key="#", durable=True)  # type: ignore[no-untyped-call]
+QUEUES = (AUDIT_QUEUE, WEBHOOK_QUEUE)
 BATCH = 200
+LOST_AFTER = timedelta(minutes=1)
+LOST_BACK = timedelta(days=2)
+SENT_KEPT_FOR = timedelta(days=30)
+_RELAY_LOCK = 0x57454952  # PostgreSQL advisory lock, "WEIR"
 _log = logging.getLogger(__name__)
 
 
@@ -59,16 +68,19 @@ def open_broker() -> Connection:
 
 
 def relay(connection: Connection) -> int:
-    """Send the oldest unsent events; returns how many. Two relays share the work: each row is locked by one.
+    """Send the oldest unsent events; returns how many, 0 while another relay is at work (two would mix the order).
 
     An event is marked only after the broker took it, so a crash in between sends it again under the same id.
     """
     with transaction.atomic():
-        rows = list(OutboxEvent.objects.select_for_update(skip_locked=True).filter(sent_at=None).order_by("id")[:BATCH])
+        if not _alone():
+            return 0
+        rows = list(OutboxEvent.objects.filter(sent_at=None).order_by("id")[:BATCH])
         if not rows:
             return 0
-        # Durable queue first: an event sent before the consumer's first start would find nobody and be lost.
-        AUDIT_QUEUE.bind(connection.default_channel).declare()  # type: ignore[no-untyped-call]
+        # Durable queues first: an event sent before a consumer's first start would find nobody and be lost.
+        for queue in QUEUES:
+            queue.bind(connection.default_channel).declare()  # type: ignore[no-untyped-call]
         producer = Producer(  # type: ignore[no-untyped-call]
             connection.default_channel, exchange=EXCHANGE, serializer="json"
         )
@@ -78,6 +90,13 @@ def relay(connection: Connection) -> int:
             )
         OutboxEvent.objects.filter(id__in=[row.id for row in rows]).update(sent_at=timezone.now())
     return len(rows)
+
+
+def _alone() -> bool:
+    """Whether this transaction is the only relay; the lock ends with it."""
+    with transaction.get_connection().cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_RELAY_LOCK])
+        return bool(cursor.fetchone()[0])
 
 
 def message_of(row: OutboxEvent) -> dict[str, Any]:
@@ -106,3 +125,20 @@ def keep(message: Mapping[str, Any]) -> bool:
             return False
         AuditEntry.objects.bulk_create([entry], ignore_conflicts=True)
     return True
+
+
+def keep_lost(*, now: datetime, after: timedelta = LOST_AFTER) -> int:
+    """Keep events that were sent to the exchange and never came back; returns how many.
+
+    A broker that lost its last second, or a worker killed with messages in hand, delays an entry, never loses it.
+    """
+    kept = AuditEntry.objects.filter(id=OuterRef("id"))
+    lost = OutboxEvent.objects.filter(~Exists(kept), sent_at__lt=now - after, sent_at__gt=now - LOST_BACK)
+    return sum(keep(message_of(row)) for row in lost.order_by("id")[:BATCH])
+
+
+def forget_sent(*, now: datetime) -> int:
+    """Delete outbox rows sent long ago (their audit entries stay); returns how many."""
+    old = OutboxEvent.objects.filter(sent_at__lt=now - SENT_KEPT_FOR).order_by("id").values("id")[: BATCH * 10]
+    deleted, _ = OutboxEvent.objects.filter(id__in=list(old.values_list("id", flat=True))).delete()
+    return deleted

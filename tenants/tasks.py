@@ -29,6 +29,13 @@ def relay_outbox() -> int:
     return sent
 
 
+@shared_task(name="tenants.tasks.keep_lost_events")  # type: ignore[untyped-decorator] # celery has no types
+def keep_lost_events() -> int:
+    """Bring what the exchange lost into the audit trail, and drop old outbox rows; returns how many were kept."""
+    events.forget_sent(now=timezone.now())
+    return events.keep_lost(now=timezone.now())
+
+
 @shared_task(name="tenants.tasks.push_epochs")  # type: ignore[untyped-decorator] # celery has no types
 def push_epochs() -> int:
     """Repeat pushes that failed, and those of the last minutes; returns how many tenants were brought up to date."""

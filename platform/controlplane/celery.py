@@ -9,12 +9,29 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 app = Celery("weir")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["tenants", "safety", "billing"])
-# The one consumer of domain events lives in the worker process. By name: it is looked up when the worker has set
+app.autodiscover_tasks(["tenants", "tenants.webhooks", "safety", "billing"])
+# The consumers of domain events live in the worker process. By name: they are looked up when the worker has set
 # Django up; an import before that fails, and Celery swallows what a signal's receiver raises.
 app.steps["consumer"].add("tenants.consumer:AuditConsumer")
+app.steps["consumer"].add("tenants.webhooks.consumer:WebhookConsumer")
 app.conf.beat_schedule = {
     "relay management events": {"task": "tenants.tasks.relay_outbox", "schedule": 1.0, "options": {"expires": 5}},
+    "keep events that the exchange lost": {
+        "task": "tenants.tasks.keep_lost_events",
+        "schedule": 60.0,
+        "options": {"expires": 60},
+    },
+    "deliver webhooks": {"task": "tenants.webhooks.tasks.deliver_due", "schedule": 2.0, "options": {"expires": 5}},
+    "fan out events that the exchange lost": {
+        "task": "tenants.webhooks.tasks.sweep_lost",
+        "schedule": 60.0,
+        "options": {"expires": 60},
+    },
+    "forget old webhook deliveries": {
+        "task": "tenants.webhooks.tasks.forget_old",
+        "schedule": 3600.0,
+        "options": {"expires": 3600},
+    },
     "push key epochs": {"task": "tenants.tasks.push_epochs", "schedule": 30.0, "options": {"expires": 30}},
 }
 

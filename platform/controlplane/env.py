@@ -36,6 +36,12 @@ class Environment(BaseSettings):
     clickhouse_url: SecretStr | None = None
     s3_url: SecretStr | None = None
 
+    # Webhooks: http to this machine itself (development only); ports; networks opened and closed by intent (CIDR).
+    webhooks_loopback: bool = Field(default=False, validation_alias="WEIR_WEBHOOKS_LOOPBACK")
+    webhooks_ports: str = Field(default="443,8443", validation_alias="WEIR_WEBHOOKS_PORTS")
+    webhooks_allow: str = Field(default="", validation_alias="WEIR_WEBHOOKS_ALLOW")
+    webhooks_deny: str = Field(default="", validation_alias="WEIR_WEBHOOKS_DENY")
+
     gateway_id: str = Field(default="", validation_alias="WEIR_GATEWAY_ID")
     model: str = Field(default="smollm2-135m-instruct", validation_alias="WEIR_MODEL")
     pool: str = Field(default="", validation_alias="WEIR_POOL")

@@ -17,6 +17,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             ("Plans", "workspace_premium", "admin:tenants_plan_changelist"),
             ("Limits", "speed", "admin:tenants_limitsetting_changelist"),
             ("Audit trail", "history", "admin:tenants_auditentry_changelist"),
+            ("Webhooks", "webhook", "admin:webhooks_endpoint_changelist"),
+            ("Webhook deliveries", "outbox", "admin:webhooks_delivery_changelist"),
         ),
         _group(
             "Serving",

@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "axes",
     "controlplane.apps.ControlPlaneConfig",
     "tenants.apps.TenantsConfig",
+    "tenants.webhooks.apps.WebhooksConfig",
     "safety.apps.SafetyConfig",
     "billing.apps.BillingConfig",
 ]

@@ -16,6 +16,7 @@ urlpatterns = [
     path("admin/", include("controlplane.signin.urls")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),
+    path("api/v1/", include("tenants.webhooks.urls")),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api_docs"),
 ]

@@ -8,6 +8,7 @@ KEY_PEPPER = "api-key-pepper"
 CACHE_SALT = "engine-cache-salt"
 DJANGO = "django-secret-key"
 CONSOLE_SECOND_FACTOR = "console-second-factor"
+WEBHOOK_SECRETS = "webhook-secrets"
 
 
 def derive(secret: str, label: str) -> bytes:

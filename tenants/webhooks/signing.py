@@ -1,0 +1,68 @@
+"""Secrets of endpoints and the signature of a delivery, after the Standard Webhooks specification (version 1).
+
+Signed text: `{webhook-id}.{webhook-timestamp}.{body}`, HMAC-SHA256, `v1,` and base64; one signature for each live
+secret, with a blank between. Tests verify with the specification's own library. Invariants: a secret lies in the
+database only sealed (AES-256-GCM under a key of its own purpose, bound to its endpoint), so that a dump, or a row moved
+to another endpoint, is worth nothing; its text is returned once.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+PREFIX = "whsec_"
+SECRET_BYTES = 32
+USER_AGENT = "weir-webhooks/1"
+_VERSION = b"\x01"
+_NONCE_BYTES = 12
+
+
+class Unreadable(Exception):
+    """A sealed secret does not open: the root secret is another one, or the row is not its own."""
+
+
+def mint() -> str:
+    """A new secret of 256 bits in its text form."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def seal(text: str, *, key: bytes, endpoint_id: UUID) -> bytes:
+    """A secret as it is stored. `key` has 32 bytes."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return _VERSION + nonce + AESGCM(key).encrypt(nonce, text.encode(), endpoint_id.bytes)
+
+
+def unseal(sealed: bytes, *, key: bytes, endpoint_id: UUID) -> str:
+    """The text of a stored secret. Raises Unreadable."""
+    version, nonce, cipher = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+    if version != _VERSION:
+        raise Unreadable("this version of a sealed secret is not known")
+    try:
+        return AESGCM(key).decrypt(nonce, cipher, endpoint_id.bytes).decode()
+    except (InvalidTag, ValueError) as error:
+        raise Unreadable("the signing secret cannot be opened with this root secret") from error
+
+
+def headers(*, event_id: UUID, body: str, at: datetime, secrets_live: Sequence[str]) -> dict[str, str]:
+    """Headers of one attempt. `at` is the attempt's instant, so that a retry passes the receiver's replay window."""
+    seconds = int(at.timestamp())
+    signed = f"{event_id}.{seconds}.{body}".encode()
+    return {
+        "content-type": "application/json",
+        "user-agent": USER_AGENT,
+        "webhook-id": str(event_id),
+        "webhook-timestamp": str(seconds),
+        "webhook-signature": " ".join(_sign(secret, signed) for secret in secrets_live),
+    }
+
+
+def _sign(secret: str, text: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    return "v1," + base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
