@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from infra.conformance.case import ABSENT, WIRE_SECONDS, Case, Check, Http, Step, Wire
@@ -21,6 +23,12 @@ def chat(*, headers: tuple[tuple[str, str], ...] = (), key: str | None = "own", 
     """A good chat request of a few tokens with these fields changed; ABSENT leaves a field out."""
     document = _changed({"messages": [USER], "max_tokens": 4, "temperature": 0}, changes)
     return Http(path=CHAT, document=document, headers=headers, key=key)
+
+
+def with_fields(fields: Mapping[str, Any]) -> Http:
+    """A good chat request with these fields beside, whatever their names."""
+    good = chat()
+    return replace(good, document={**(good.document or {}), **fields})
 
 
 def completion(**changes: Any) -> Http:

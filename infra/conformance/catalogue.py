@@ -11,19 +11,32 @@ from dataclasses import replace
 from infra.conformance.case import Case, Kind
 from infra.conformance.cases import (
     accepted,
+    alive,
+    answers,
     engine,
+    errors,
+    features,
     framing,
     headers,
     json_text,
     lines,
+    messages,
     paths,
     ranges,
+    routes,
     sizes,
     slow,
+    streams,
     types,
 )
 
 KINDS: tuple[Kind, ...] = (
+    errors.KIND,
+    routes.KIND,
+    answers.KIND,
+    messages.KIND,
+    streams.KIND,
+    features.KIND,
     accepted.KIND,
     types.KIND,
     ranges.KIND,
@@ -35,6 +48,7 @@ KINDS: tuple[Kind, ...] = (
     paths.KIND,
     framing.KIND,
     slow.KIND,
+    alive.KIND,
 )
 GROUPS = ("openai", "odd")
 

@@ -292,9 +292,10 @@ def checked_usage(usage: Any) -> dict[str, Any]:
     """Usage whose parts are counts that add up. Raises Wrong."""
     if not isinstance(usage, dict):
         raise Wrong(f"usage is {usage!r}")
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise Wrong(f"usage counts {counts}")
+    given = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    counts = [count for count in given if type(count) is int and count >= 0]
+    if len(counts) != len(given):
+        raise Wrong(f"usage counts {given}")
     prompt, completion, total = counts
     if prompt + completion != total:
         raise Wrong(f"usage: {prompt} + {completion} is not {total}")

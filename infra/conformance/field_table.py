@@ -17,8 +17,8 @@ HUGE = 18446744073686646784  # wraps to a small negative number in 64 bits (GHSA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field. `takes`: JSON types; `good`: values to be taken; `bad`: right type, wrong value; `beside`: what it
-    needs to make sense. `required`: null is wrong too. Extensions are vLLM's: a server may not know them, if it says so.
+    """One field. `takes`: JSON types; `good`: values to take; `bad`: right type, wrong value; `beside`: what it
+    needs to make sense. `required`: null is wrong too. Extensions are vLLM's: a server need not know them.
     """
 
     name: str
@@ -47,8 +47,20 @@ SHARED = (
         name="logit_bias",
         takes="object",
         good=({}, {"1": 1}),
-        bad=({"1": 101}, {"1": -101}, {"word": 1}, {"-1": 1}, {"1.5": 1}, {"99999999": 1}, {"": 1}, {"1": "1"})
-        + ({"1": None}, {"1": [1]}, {"1": True}, {str(10**30): 1}),
+        bad=(
+            {"1": 101},
+            {"1": -101},
+            {"word": 1},
+            {"-1": 1},
+            {"1.5": 1},
+            {"99999999": 1},
+            {"": 1},
+            {"1": "1"},
+            {"1": None},
+            {"1": [1]},
+            {"1": True},
+            {str(10**30): 1},
+        ),
     ),
     Field(name="max_tokens", takes="integer", good=(1,), bad=(0, -1, -(2**31), 10_000_000_000, *_BIG)),
     Field(name="n", takes="integer", good=(1,), bad=(0, -1, 100_000, *_BIG)),
@@ -66,7 +78,7 @@ SHARED = (
         takes="object",
         good=({"include_usage": True}, {"include_usage": False}, {}),
         bad=({"no_such_option": 1}, {"include_usage": "yes"}, {"include_usage": 1}),
-        beside=dict(stream=True),
+        beside={"stream": True},
     ),
     Field(name="temperature", takes="number", good=(0, 1, 2, 1e-9, 1e-300), bad=(-0.01, -1, 2.01, 1e300, 10**400)),
     Field(name="top_p", takes="number", good=(1, 0.5), bad=(-0.1, 1.01, 2, 1e300)),
@@ -83,20 +95,29 @@ CHAT = (
     Field(name="max_completion_tokens", takes="integer", good=(4,), bad=(0, -1, 10_000_000_000, *_BIG)),
     Field(name="metadata", takes="object", good=({"a": "b"},)),
     Field(name="modalities", takes="array", items="string", good=(["text"],), bad=(["smell"], ["audio"])),
-    Field(name="parallel_tool_calls", takes="boolean", good=(False,), beside=dict(tools=[TOOL])),
+    Field(name="parallel_tool_calls", takes="boolean", good=(False,), beside={"tools": [TOOL]}),
     Field(name="prediction", takes="object"),
     Field(name="prompt_cache_key", takes="string", good=("a",)),
     Field(name="reasoning_effort", takes="string", good=("low",), bad=("enormous", "")),
     Field(
         name="response_format",
         takes="object",
-        good=({"type": "text"}, {"type": "json_object"})
-        + ({"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}},),
-        bad=({}, {"type": "xml"}, {"type": None}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}})
-        + ({"type": "json_schema", "json_schema": {"name": "", "schema": {}}},)
-        + ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}},)
-        + ({"type": "json_schema", "json_schema": {"name": "x", "schema": []}},)
-        + ({"type": "text", "no_such_option": 1},),
+        good=(
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}},
+        ),
+        bad=(
+            {},
+            {"type": "xml"},
+            {"type": None},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {}},
+            {"type": "json_schema", "json_schema": {"name": "", "schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}},
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": []}},
+            {"type": "text", "no_such_option": 1},
+        ),
     ),
     Field(name="safety_identifier", takes="string", good=("someone",)),
     Field(name="service_tier", takes="string", good=("auto", "default"), bad=("gold", "")),
@@ -106,19 +127,24 @@ CHAT = (
         takes="string object",
         good=("none", "auto"),
         bad=("always", "", {"type": "function"}, {"type": "function", "function": {"name": "no_such_tool"}}, {}),
-        beside=dict(tools=[TOOL]),
+        beside={"tools": [TOOL]},
     ),
     Field(
         name="tools",
         takes="array",
         items="object",
         good=([TOOL],),
-        bad=([{}], [{"type": "function"}], [{"type": "machine", "function": {"name": "x"}}])
-        + ([{"type": "function", "function": {"name": ""}}], [{"type": "function", "function": {"name": "a b"}}])
-        + ([{"type": "function", "function": {"name": "x" * 1_000}}],)
-        + ([{"type": "function", "function": {"name": "x", "parameters": []}}],),
+        bad=(
+            [{}],
+            [{"type": "function"}],
+            [{"type": "machine", "function": {"name": "x"}}],
+            [{"type": "function", "function": {"name": ""}}],
+            [{"type": "function", "function": {"name": "a b"}}],
+            [{"type": "function", "function": {"name": "x" * 1000}}],
+            [{"type": "function", "function": {"name": "x", "parameters": []}}],
+        ),
     ),
-    Field(name="top_logprobs", takes="integer", good=(0, 2), bad=(-1, 21, 10_000, *_BIG), beside=dict(logprobs=True)),
+    Field(name="top_logprobs", takes="integer", good=(0, 2), bad=(-1, 21, 10_000, *_BIG), beside={"logprobs": True}),
     Field(name="verbosity", takes="string", good=("low",), bad=("shouting",)),
     Field(name="web_search_options", takes="object"),
 )

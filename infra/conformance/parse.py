@@ -98,7 +98,7 @@ class Event:
 def parse_events(body: str) -> Iterator[Event]:
     """Blocks between empty lines. Comments are no field; a block of comments alone is not yielded."""
     fields: list[tuple[str, str]] = []
-    for line in body.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+    for line in _lines(body):
         if line == "":
             if fields:
                 yield _event(fields)
@@ -108,6 +108,12 @@ def parse_events(body: str) -> Iterator[Event]:
             fields.append((name, value.removeprefix(" ")))
     if fields:
         yield _event(fields)
+
+
+def _lines(body: str) -> list[str]:
+    """The lines; what follows the last line end is a line only when it is not empty."""
+    lines = body.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _event(fields: list[tuple[str, str]]) -> Event:
@@ -123,7 +129,7 @@ def sdk_sees(body: str) -> list[str]:
     dispatched: list[str] = []
     data: list[str] = []
     last_id, event = "", ""
-    for line in body.replace("\r\n", "\n").split("\n"):
+    for line in _lines(body):
         if line == "":
             if data or last_id or event:
                 dispatched.append("\n".join(data))

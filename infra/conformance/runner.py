@@ -1,4 +1,4 @@
-"""Runs cases against one server: slow ones all beside the rest, some alone at the end. Called by `manage.py conformance`.
+"""Runs cases against one server: slow ones beside all the rest, some alone at the end. For `manage.py conformance`.
 
 Invariants: one result for each case, in the order given; a server that asks for patience (429 with Retry-After) gets
 it, within bounds; an error of this suite itself is raised, never a verdict.

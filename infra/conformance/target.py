@@ -61,7 +61,10 @@ class Target:
         return _compact({"model": self.model, **document})
 
     def fill(self, template: bytes) -> bytes:
-        """Replaces <HOST>, <V1>, <KEY>, <MODEL>, <CHAT>, <CHUNKS>, <OPEN> (no last chunk), <NEXT>, then <LENGTH> of what follows the head."""
+        """Replaces <HOST>, <V1>, <KEY>, <MODEL>, <CHAT>, <CHUNKS>, <OPEN> (no last chunk), <NEXT>, then <LENGTH>.
+
+        The length is that of all that follows the first empty line.
+        """
         chat = self.chat()
         follow_up = (
             f"GET {self.prefix}/models HTTP/1.1\r\nHost: {self.authority}\r\nAuthorization: Bearer {self.key}\r\n\r\n"

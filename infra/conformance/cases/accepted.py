@@ -1,6 +1,6 @@
 """Every field with values that must be taken, and with null, which means its default. Kind `fields`.
 
-A server that does not know a field may say so by name (skipped); one that fails on it, or names something else, is wrong.
+A server that does not know a field may say so by name (skipped); one that fails on it, or names another, is wrong.
 """
 
 from __future__ import annotations

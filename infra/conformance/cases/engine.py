@@ -11,6 +11,7 @@ from infra.conformance.build import USER, case, chat, completion
 from infra.conformance.case import Case, Kind, Seen, Skipped, Step
 from infra.conformance.checks import any_of, refused
 
+_YES = True
 _TEXT_ONLY = "400: text only, said in the error; nothing is fetched"
 _SERVERS = "400 naming it: it is the server's to set"
 
@@ -51,11 +52,11 @@ _OWN = (
     _own("vllm_xargs", {"a": "b"}, source="vLLM vllm_xargs: arguments of plugins"),
     _own("prompt_logprobs", 10**6, source="vLLM advisories: unbounded work"),
     _own("truncate_prompt_tokens", -1, source="litellm#35695: never cut silently"),
-    _own("use_beam_search", True, source="vLLM advisories: unbounded work", title="`use_beam_search`"),
+    _own("use_beam_search", _YES, source="vLLM advisories: unbounded work", title="`use_beam_search`"),
     _own("prompt_embeds", "AAAA", source="PYSEC-2026-2303", title="chat with `prompt_embeds`"),
     _own("lora_request", {"path": "/etc"}, source="vLLM LoRA: a path of the server"),
     _own("hf_overrides", {"auto_map": {"AutoConfig": "evil--x"}}, source="CVE-2026-22807"),
-    _own("trust_remote_code", True, source="CVE-2026-22807, CVE-2026-27893"),
+    _own("trust_remote_code", _YES, source="CVE-2026-22807, CVE-2026-27893"),
     _own("api_key", "sk-other", source="litellm: clientside credentials"),
     _own("api_base", "http://169.254.169.254/", source="litellm: clientside credentials"),
     _own("base_url", "http://127.0.0.1:1/", source="litellm: clientside credentials"),
@@ -168,7 +169,7 @@ def _bomb(levels: int) -> dict[str, Any]:
 
 
 _SCHEMAS = (
-    _schema("nested 500 levels", _nested(400)),
+    _schema("nested 400 levels", _nested(400)),
     _schema(
         "with 20,000 properties", {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20_000)}}
     ),
@@ -224,7 +225,7 @@ def _asked(name: str, step: Step, *params: str, source: str) -> Case:
 
 _TOOLS = (
     _asked(
-        "a tool's parameters nested 500 levels",
+        "a tool's parameters nested 400 levels",
         chat(tools=[{"type": "function", "function": {"name": "a", "parameters": _nested(400)}}]),
         "tools",
         source="CVE-2026-105757",

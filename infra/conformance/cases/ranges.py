@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.conformance.build import CHAT, USER, case, chat, completion
+from infra.conformance.build import CHAT, USER, case, chat, completion, with_fields
 from infra.conformance.case import Case, Kind
 from infra.conformance.cases.types import request_with
 from infra.conformance.checks import any_of, both, refused
@@ -147,7 +147,7 @@ _TOGETHER = (
 def _unknown(name: str) -> Case:
     return case(
         f"unknown field `{name[:20]}`{' and so on' if len(name) > 20 else ''}",
-        chat(**{name: 1}),
+        with_fields({name: 1}),
         refused(),
         must="400: never dropped silently",
         source="OpenAI: `Unrecognized request argument supplied`",
@@ -174,7 +174,7 @@ _UNKNOWN = (
     ),
     case(
         "ten thousand unknown fields",
-        chat(**{f"field_{number}": number for number in range(10_000)}),
+        with_fields({f"field_{number}": number for number in range(10_000)}),
         both(refused()),
         must="400 at once, with a short message",
         source="vLLM advisories: unbounded work",

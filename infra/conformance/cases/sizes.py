@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.conformance.build import CHAT, COMPLETIONS, USER, case, chat, completion, message, raw, wire
+from infra.conformance.build import CHAT, COMPLETIONS, USER, case, chat, completion, message, raw, wire, with_fields
 from infra.conformance.case import Case, Check, Kind, Step
 from infra.conformance.checks import any_of, refused, turned_away
 from infra.conformance.field_table import TOOL
@@ -153,7 +153,7 @@ _COUNTS = (
     _big("a name of 1 MB", chat(messages=[{**USER, "name": "n" * _MB}])),
     _big("a role of 1 MB", chat(messages=[{"role": "r" * _MB, "content": "a"}])),
     _big("100,000 metadata entries", chat(metadata={f"k{number}": "v" for number in range(100_000)})),
-    _big("a field's name of 1 MB", chat(**{"f" * _MB: 1}), must="4xx with a short message"),
+    _big("a field's name of 1 MB", with_fields({"f" * _MB: 1}), must="4xx with a short message"),
 )
 
 KIND = Kind(

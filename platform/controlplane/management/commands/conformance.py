@@ -41,7 +41,7 @@ class Command(BaseCommand):
         parser.add_argument("--key", help="an API key of that server")
         parser.add_argument("--other-key", help="a key of another tenant; without it some cases are skipped")
         parser.add_argument("--model", help="the model to ask; the first one listed by default")
-        parser.add_argument("--only", action="append", default=[], metavar="GROUP", help="a group or a kind; repeatable")
+        parser.add_argument("--only", action="append", default=[], metavar="GROUP", help="a group or kind; repeatable")
         parser.add_argument("--json", action="store_true", help="one JSON object for each case on stdout, no table")
         parser.add_argument("--all", action="store_true", help="show the cases that are ok in the table as well")
         parser.add_argument("--list", action="store_true", help="print the list of cases as Markdown and stop")
