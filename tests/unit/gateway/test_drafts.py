@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.jobs import Endpoint
+from contracts.tenancy import Limit, Metric, Scope
 from gateway.admission import hash_end_user
 from gateway.drafts import output_tokens, refuse_hopeless
 from gateway.surface.schema import Asked, check_request
@@ -29,7 +30,9 @@ class TestOutputTokens:
     )  # fmt: skip
     def test_grants(self, max_tokens: int | None, prompt_tokens: int, cap: int | None, granted: int) -> None:
         context = replace(CONTEXT, max_tokens_cap=cap)
-        tokens = output_tokens(asked(max_tokens=max_tokens), context, context_tokens=100, prompt_tokens=prompt_tokens)
+        tokens = output_tokens(
+            asked(max_tokens=max_tokens), context, model="m", context_tokens=100, prompt_tokens=prompt_tokens
+        )
         assert tokens == granted
 
     @pytest.mark.parametrize(
@@ -44,8 +47,31 @@ class TestOutputTokens:
     def test_refuses(self, fields: dict[str, Any], prompt_tokens: int, cap: int | None, param: str, code: str) -> None:
         context = replace(CONTEXT, max_tokens_cap=cap)
         with pytest.raises(InvalidRequest) as caught:
-            output_tokens(asked(**fields), context, context_tokens=100, prompt_tokens=prompt_tokens)
+            output_tokens(asked(**fields), context, model="m", context_tokens=100, prompt_tokens=prompt_tokens)
         assert (caught.value.param, caught.value.code) == (param, code)
+
+    def test_the_least_limit_of_the_models_own_and_of_all_stands(self) -> None:
+        most = [
+            Limit(scope=Scope.TENANT, metric=Metric.MAX_TOKENS_PER_REQUEST, cap=50),
+            Limit(scope=Scope.KEY, metric=Metric.MAX_TOKENS_PER_REQUEST, cap=20, model="m"),
+        ]
+        context = replace(CONTEXT, limits=tuple(most))
+        asks = [("m", None), ("other", None), ("other", 50)]
+        granted = [
+            output_tokens(asked(max_tokens=tokens), context, model=model, context_tokens=100, prompt_tokens=10)
+            for model, tokens in asks
+        ]
+        assert granted == [20, 50, 50]
+        with pytest.raises(InvalidRequest, match="at most 20 by the limit of the API key"):
+            output_tokens(asked(max_tokens=21), context, model="m", context_tokens=100, prompt_tokens=10)
+
+    def test_a_limit_of_zero_blocks_and_promises_no_waiting(self) -> None:
+        context = replace(CONTEXT, limits=(Limit(scope=Scope.PROJECT, metric=Metric.MAX_TOKENS_PER_REQUEST, cap=0),))
+        with pytest.raises(
+            LimitExceeded, match="Blocked: the limit on max_tokens per request of the project is 0"
+        ) as e:
+            output_tokens(asked(), context, model="m", context_tokens=100, prompt_tokens=10)
+        assert e.value.retry_after_ms is None
 
     def test_refuses_what_cannot_fit_before_it_is_tokenised(self, tmp_path: Path) -> None:
         tokenizer = PromptTokenizer.load(write_model(tmp_path))
