@@ -148,7 +148,7 @@ class EvaluationLog:
             except ObjectStoreError as error:
                 log.warning("evaluation_upload_waits", error=str(error), bytes=self._spooled_bytes)
                 return False
-            path.unlink(missing_ok=True)
+            await asyncio.to_thread(path.unlink, missing_ok=True)
             self._spooled_bytes -= len(body)
         return True
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from contracts.clock import Clock
@@ -11,8 +10,8 @@ from fairqueue.queue import FairQueue, QueueBounds
 from safety.engines.pool import ValidatorPool
 from safety.published import PolicyStore
 from stores.objects import Objects
+from stores.redis import Client
 from tenants.limits.buckets import Limits
-from workers.attempt import Ports
 from workers.attempts import AttemptLog
 from workers.config import EngineSettings, WorkerSettings
 from workers.engines.base import EngineHost, EngineKind, capabilities_of
@@ -21,6 +20,7 @@ from workers.engines.http import HttpEngine
 from workers.engines.vllm import simulated_command, vllm_command
 from workers.evaluation import EvaluationLog
 from workers.loop import Worker
+from workers.ports import Ports
 from workers.publish import Publisher
 
 
@@ -38,7 +38,7 @@ class _Late:
         return self.publisher is not None and any(lane.waits_for_engine for lane in self.publisher.lanes)
 
 
-def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Redis, clock: Clock) -> Worker:
+def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Client, clock: Clock) -> Worker:
     """Raises ValueError for settings that do not fit together."""
     late = _Late()
     host = _build_host(settings, engine, clock, late)

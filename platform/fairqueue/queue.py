@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
-from redis.asyncio import Redis
 
 from contracts.jobs import Claim, Ticket, Timings, UsageRecord
 from contracts.outcomes import Outcome
@@ -35,7 +34,7 @@ from fairqueue.messages import (
 )
 from fairqueue.policy import QueueBounds
 from stores.lua import BoundScript
-from stores.redis import REPLY_TIMEOUT_SECONDS
+from stores.redis import REPLY_TIMEOUT_SECONDS, Client
 
 __all__ = ["FairQueue", "LogGapError", "QueueBounds"]
 
@@ -55,7 +54,7 @@ class FairQueue:
     """
 
     def __init__(
-        self, redis: Redis, pool: str, bounds: QueueBounds, *, now_us: Callable[[], int] | None = None
+        self, redis: Client, pool: str, bounds: QueueBounds, *, now_us: Callable[[], int] | None = None
     ) -> None:
         self._redis = redis
         self._bounds = bounds

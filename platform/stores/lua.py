@@ -14,12 +14,10 @@ KEYS or ARGV may end in `...` for a variable tail (`| 3... entries`), or be `non
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
+from stores.redis import Client
 
 _TITLE = re.compile(r"^-- (?P<name>[a-z_]+\.lua): \S.+")
 _SLOT = re.compile(r"^(?P<index>\d+)(?P<tail>\.\.\.)? \S+")
@@ -67,29 +65,25 @@ class LuaScript:
                 raise ScriptHeaderError(f"{name} has no `-- {label}` line")
         return cls(name=name, text=text, keys=_arity(name, header["KEYS"]), args=_arity(name, header["ARGV"]))
 
-    def bind(self, redis: Redis) -> "BoundScript":
+    def bind(self, redis: Client) -> "BoundScript":
         return BoundScript(script=self, redis=redis)
 
 
 @dataclass(frozen=True)
 class BoundScript:
-    """A script on one client. `await bound(keys=…, args=…)`; NOSCRIPT is handled by redis-py."""
+    """A script on one client: `await bound(keys=…, args=…)`."""
 
     script: LuaScript
-    redis: Redis
-
-    @cached_property
-    def _registered(self) -> AsyncScript:
-        return self.redis.register_script(self.script.text)
+    redis: Client
 
     async def __call__(self, *, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        """Run it. Raises ScriptHeaderError when the call does not fit the header."""
+        """Run it. Raises ScriptHeaderError when the call does not fit the header, and redis.exceptions.RedisError."""
         if not self.script.keys.fits(len(keys)) or not self.script.args.fits(len(args)):
             raise ScriptHeaderError(
                 f"{self.script.name} takes {self.script.keys} keys and {self.script.args} arguments, "
                 f"got {len(keys)} and {len(args)}"
             )
-        return await self._registered(keys=list(keys), args=list(args))
+        return await self.redis.run_script(self.script.text, keys=keys, args=args)
 
 
 def load_scripts(folder: Path) -> dict[str, LuaScript]:

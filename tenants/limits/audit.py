@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from stores.lua import load_scripts
+from stores.redis import Client
 from tenants.limits import keys as names
 from tenants.limits.gate import Gate
 from tenants.limits.policy import Kind
@@ -69,7 +68,7 @@ class Rebuilt:
 class Audit:
     """Snapshots and rebuilds of a tenant's counters. `time_ms` replaces the slot's clock in tests."""
 
-    def __init__(self, redis: Redis, *, gate: Gate, time_ms: int = 0) -> None:
+    def __init__(self, redis: Client, *, gate: Gate, time_ms: int = 0) -> None:
         self._gate = gate
         self._snapshot = _SCRIPTS["audit"].bind(redis)
         self._rebuild = _SCRIPTS["rebuild"].bind(redis)

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
-
 from contracts.clock import Clock
 from contracts.errors import Unavailable
 from contracts.tenancy import Limit, Metric
 from contracts.tokens import TokenCounts
 from stores.lua import load_scripts
+from stores.redis import Client
 from stores.system import SystemClock
 from tenants.limits import calls, policy
 from tenants.limits import keys as names
@@ -47,7 +46,7 @@ class Limits:
     """All writes are single scripts, idempotent by request id. `settled_ttl_ms`: how long a result is remembered."""
 
     def __init__(
-        self, redis: Redis, *, clock: Clock | None = None, settled_ttl_ms: int = SETTLED_TTL_MS, time_ms: int = 0
+        self, redis: Client, *, clock: Clock | None = None, settled_ttl_ms: int = SETTLED_TTL_MS, time_ms: int = 0
     ) -> None:
         """`time_ms` overrides the server's own clock in the scripts (tests); 0 leaves it."""
         self._redis = redis

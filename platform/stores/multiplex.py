@@ -1,0 +1,147 @@
+"""One connection to Redis that carries every script call of a process at once.
+
+Called by `redis.Client`. redis-py takes a connection of the pool for each command and wakes twice for its reply: about
+a quarter of a millisecond of Python a call, and a request makes ten. Here calls are written as they come, and replies
+are matched to them in order, as RESP promises (redis.io/docs/latest/develop/reference/protocol-spec), without a task.
+
+Invariants: replies go to calls in order; a connection that fails or falls silent fails every call on it; a call is
+sent once (`redis.Client` repeats what may be repeated: every script of ours is idempotent).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+PENDING_MAX = 10_000  # calls without a reply yet; far more than a process has requests
+
+Command = tuple[str | bytes | int, ...]
+
+
+class Multiplexer:
+    """Calls over one connection, opened at the first call and again after it was lost."""
+
+    def __init__(self, *, make_connection: Callable[[], AbstractConnection], reply_seconds: float) -> None:
+        self._make_connection = make_connection
+        self._reply_seconds = reply_seconds
+        self._line: _Line | None = None
+        self._opening = asyncio.Lock()
+
+    async def call(self, *command: str | bytes | int) -> Any:
+        """The reply to one command. Raises redis.exceptions.RedisError: the server's, or that none came in time."""
+        line = self._line
+        if line is None or line.closed:
+            line = await self._open()
+        return await line.send(command)
+
+    async def _open(self) -> "_Line":
+        async with self._opening:
+            if self._line is None or self._line.closed:
+                self._line = await _connect(self._make_connection(), reply_seconds=self._reply_seconds)
+            return self._line
+
+    async def close(self) -> None:
+        """Fails what still waits. The next call opens a connection again."""
+        if self._line is not None:
+            await self._line.close()
+
+
+async def _connect(connection: AbstractConnection, *, reply_seconds: float) -> "_Line":
+    """redis-py connects (TLS, AUTH, SELECT), then its transport changes hands.
+
+    There is no public way to the transport: tests/contract/stores/test_multiplex.py pins what is used here.
+    """
+    await connection.connect()  # type: ignore[no-untyped-call]
+    writer, parser = connection._writer, connection._parser  # noqa: SLF001
+    if writer is None:
+        raise RedisConnectionError("the connection was lost while it was opened")
+    connection._reader = connection._writer = None  # noqa: SLF001
+    line = _Line(writer, reply_error=parser.parse_error, reply_seconds=reply_seconds)
+    writer.transport.set_protocol(line)
+    return line
+
+
+class _Line(asyncio.Protocol):
+    """An open connection and the calls on it."""
+
+    def __init__(
+        self, writer: asyncio.StreamWriter, *, reply_error: Callable[[str], Exception], reply_seconds: float
+    ) -> None:
+        self._writer = writer  # kept, because it closes its transport when it is collected
+        self._transport = writer.transport
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=reply_error, notEnoughData=_Line)
+        self._reply_seconds = reply_seconds
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._overdue: asyncio.Future[Any] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def closed(self) -> bool:
+        return self._transport.is_closing() or self._loop.is_closed()
+
+    def send(self, command: Command) -> asyncio.Future[Any]:
+        if self._transport.is_closing():
+            raise RedisConnectionError("the connection was lost")
+        if len(self._pending) >= PENDING_MAX:
+            raise RedisConnectionError(f"{PENDING_MAX} calls wait for a reply already")
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._pending.append(reply)
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type] # the stub wants a tuple of one
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._reply_seconds, self._look)
+        return reply
+
+    def _look(self) -> None:
+        """The oldest call was there at the last look: at least so long without a reply."""
+        self._watch = None
+        if not self._pending:
+            return
+        if self._pending[0] is self._overdue:
+            self._fail(RedisTimeoutError(f"no reply within {self._reply_seconds:g} s"))
+            return
+        self._overdue = self._pending[0]
+        self._watch = self._loop.call_later(self._reply_seconds, self._look)
+
+    async def close(self) -> None:
+        self._fail(RedisConnectionError("the client was closed"))
+        if not self._loop.is_closed():
+            await self._lost
+
+    def _fail(self, error: RedisError) -> None:
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        while self._pending:
+            reply = self._pending.popleft()
+            if not reply.done():
+                reply.set_exception(error)
+
+    # asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (answer := self._reader.gets()) is not _Line:
+                reply = self._pending.popleft()
+                if reply.done():
+                    continue  # its caller was cancelled meanwhile
+                if isinstance(answer, Exception):
+                    reply.set_exception(answer)
+                else:
+                    reply.set_result(answer)
+        except (InvalidResponse, IndexError) as error:
+            self._fail(RedisConnectionError(f"not an answer of Redis: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(RedisConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
+        if not self._lost.done():
+            self._lost.set_result(None)
