@@ -6,6 +6,7 @@ that it starts: so a command typed by hand finds them.
 
 import os
 from functools import lru_cache
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,6 +24,8 @@ class Environment(BaseSettings):
 
     home: Path = Field(default=ROOT / ".weir", validation_alias="WEIR_HOME")
     secret: SecretStr = Field(default=SecretStr(LOCAL_SECRET), validation_alias="WEIR_SECRET")
+    secret_old: SecretStr = Field(default=SecretStr(""), validation_alias="WEIR_SECRET_OLD")
+    trusted_proxies: str = Field(default="", validation_alias="WEIR_TRUSTED_PROXIES")
     debug: bool = Field(default=False, validation_alias="WEIR_DEBUG")
     production: bool = Field(default=False, validation_alias="WEIR_PRODUCTION")
     allowed_hosts: str = Field(default="*", validation_alias="WEIR_ALLOWED_HOSTS")
@@ -61,6 +64,30 @@ class Environment(BaseSettings):
         """Whether operators must enrol a second factor: in production, unless WEIR_REQUIRE_MFA says otherwise."""
         return self.production if self.require_mfa is None else self.require_mfa
 
+    @field_validator("secret_old")
+    @classmethod
+    def _old_secrets_are_long(cls, value: SecretStr) -> SecretStr:
+        if any(len(secret) < 32 for secret in _listed(value.get_secret_value())):
+            raise ValueError("each must have at least 32 characters")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, value: str) -> str:
+        for text in _listed(value):
+            ip_network(text)
+        return value
+
+    @property
+    def old_secrets(self) -> tuple[str, ...]:
+        """Former root secrets, newest first, under which API keys still count."""
+        return _listed(self.secret_old.get_secret_value())
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """CIDR blocks of the proxies in front, whose X-Forwarded-For is believed."""
+        return _listed(self.trusted_proxies)
+
     @property
     def redis(self) -> str:
         return self.redis_url.get_secret_value()
@@ -92,6 +119,10 @@ def environment() -> Environment:
     """The process's environment. Raises pydantic's ValidationError naming each wrong variable."""
     home = Path(os.environ.get("WEIR_HOME") or ROOT / ".weir")
     return Environment(_env_file=(home / "env", ROOT / ".env"))
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _database(url: str, number: int) -> str:

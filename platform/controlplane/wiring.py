@@ -5,7 +5,7 @@ Called by `asgi.py`. Invariant: warm answers (keys, prices, catalogue, policies)
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import ParamSpec, TypeVar
@@ -34,11 +34,12 @@ from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing, PolicyStore
 from stores.clickhouse import ClickHouseUnavailable
 from stores.redis import open_redis, open_subscriber
-from stores.secrets import CACHE_SALT, KEY_PEPPER, derive
+from stores.secrets import CACHE_SALT, derive
 from stores.system import SystemClock, mint_nonce
 from tenants import selectors as tenant_reads
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
+from tenants.peppers import peppers
 from tenants.services import load_key
 
 DATABASE_SECONDS = 3.0
@@ -63,7 +64,6 @@ def gateway_services() -> GatewayServices:
     validators = ValidatorPool()
     policies = PublishedPolicies(store=PolicyStore(redis))
     gateway_id = env.gateway_id or f"gw-{mint_nonce()}"
-    pepper = derive(secret, KEY_PEPPER)
     return GatewayServices(
         gateway_id=gateway_id,
         clock=clock,
@@ -71,7 +71,7 @@ def gateway_services() -> GatewayServices:
         mailbox=_mailbox(env, gateway_id),
         limits=Limits(redis),
         queue_of=cache(lambda pool: FairQueue(redis, pool=pool, bounds=QueueBounds())),
-        resolver=Resolver(_load_context, clock=clock, pepper=pepper),
+        resolver=Resolver(_load_context, clock=clock, peppers=peppers()),
         epochs=DatabaseEpochs(),
         catalogue=catalogue,
         prices=prices,
@@ -80,7 +80,10 @@ def gateway_services() -> GatewayServices:
         cache_salt_secret=derive(secret, CACHE_SALT),
         validators=validators,
         background=(catalogue.keep_fresh, prices.keep_fresh, partial(_warm, policies, validators)),
-        settings=GatewaySettings(cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip())),
+        settings=GatewaySettings(
+            cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip()),
+            trusted_proxies=env.proxies,
+        ),
     )
 
 
@@ -118,8 +121,8 @@ async def _read_offered() -> dict[str, str]:
     )
 
 
-async def _load_context(digest: str) -> TenantContext | None:
-    return await from_database(load_key, [digest])
+async def _load_context(digests: Sequence[str]) -> TenantContext | None:
+    return await from_database(load_key, digests)
 
 
 class DatabaseEpochs:

@@ -8,7 +8,7 @@ the last `STALE_SECONDS` keeps serving and any other is `Unavailable`.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -29,8 +29,9 @@ ENTRIES_MAX = 50_000
 # Unknown keys share a smaller room, so that a guesser cannot push good keys out.
 NEGATIVE_ENTRIES_MAX = 5_000
 
-# Returns None for a key that is unknown, revoked or expired. May raise Rejected: tenant suspended, Unavailable.
-Load = Callable[[str], Awaitable[TenantContext | None]]
+# Given the digests of one key under each pepper, the newest first. Returns None for a key that is unknown, revoked or
+# expired. May raise Rejected: tenant suspended, Unavailable.
+Load = Callable[[Sequence[str]], Awaitable[TenantContext | None]]
 
 
 @dataclass(slots=True)
@@ -55,10 +56,11 @@ def unknown_key() -> AuthFailed:
 class Resolver:
     """A bounded TTL cache in front of `load`, asked once at a time per key. One event loop; not for threads."""
 
-    def __init__(self, load: Load, *, clock: Clock, pepper: bytes) -> None:
+    def __init__(self, load: Load, *, clock: Clock, peppers: Sequence[bytes]) -> None:
+        """`peppers`: secrets under which keys may be stored, the newest first; a warm key costs one digest only."""
         self._load = load
         self._clock = clock
-        self._pepper = pepper
+        self._pepper, *self._older = peppers
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._refusals: OrderedDict[str, _Refusal] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -74,15 +76,15 @@ class Resolver:
         entry = self._entries.get(key_digest)
         if entry is not None and self._serves(entry, being_loaded=key_digest in self._locks):
             self._entries.move_to_end(key_digest)
-            return entry.context
+            return self._unexpired(entry.context)
         self._raise_known_refusal(key_digest)
-        return await self._refresh(key_digest)
+        return self._unexpired(await self._refresh(key_digest, bearer))
 
     async def reload(self, bearer: str) -> TenantContext:
         """As `resolve`, but never from what was cached before the call: after EpochUnknown from the hold script."""
         if not looks_valid(bearer):
             raise unknown_key()
-        return await self._refresh(digest(bearer, self._pepper))
+        return self._unexpired(await self._refresh(digest(bearer, self._pepper), bearer))
 
     def forget(self, *, api_key_id: str) -> None:
         """Drop what is cached of one key."""
@@ -92,12 +94,18 @@ class Resolver:
         """Drop what is cached of a tenant's keys: called for each `Revocation` message."""
         self._drop([name for name, entry in self._entries.items() if entry.context.tenant_id == tenant_id])
 
+    def _unexpired(self, context: TenantContext) -> TenantContext:
+        """A key ends at its time, whatever is cached and whether PostgreSQL is there or not."""
+        if context.expires_at_ms is not None and self._clock.now_ms() >= context.expires_at_ms:
+            raise unknown_key()
+        return context
+
     def _serves(self, entry: _Entry, *, being_loaded: bool) -> bool:
         now = self._clock.monotonic()
         age = now - entry.loaded_at
         return age < FRESH_SECONDS or (age < PATIENT_SECONDS and being_loaded) or now < entry.again_at
 
-    async def _refresh(self, key_digest: str) -> TenantContext:
+    async def _refresh(self, key_digest: str, bearer: str) -> TenantContext:
         started = self._sequence
         lock = self._locks.setdefault(key_digest, asyncio.Lock())
         async with lock:
@@ -106,13 +114,14 @@ class Resolver:
                 return entry.context
             if self._sequence > started:
                 self._raise_known_refusal(key_digest)
-            return await self._load_now(key_digest)
+            return await self._load_now(key_digest, bearer)
 
-    async def _load_now(self, key_digest: str) -> TenantContext:
+    async def _load_now(self, key_digest: str, bearer: str) -> TenantContext:
         forgets = self._forgets
+        digests = [key_digest, *(digest(bearer, pepper) for pepper in self._older)]
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS), self._gate:
-                context = await self._load(key_digest)
+                context = await self._load(digests)
         except (Unavailable, TimeoutError) as error:
             return self._from_before(key_digest, error)
         except Rejected as error:

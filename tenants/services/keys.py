@@ -11,18 +11,17 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.utils import timezone as clock
 
 from contracts.tenancy import TenantContext
-from stores.secrets import KEY_PEPPER, derive
 from tenants import selectors
 from tenants.actors import SYSTEM, Actor
 from tenants.auth.keys import PREFIX, digest, hint_of, mint
 from tenants.events import record
 from tenants.models import ApiKey, KeyScope, Project
+from tenants.peppers import peppers
 from tenants.services.catalogue import check_models
 from tenants.services.facts import apply, key_facts, moment, must_be_open, subject
 from tenants.services.pushing import push_on_commit, raise_key_epoch
@@ -37,12 +36,12 @@ _CHANGEABLE = frozenset({"name", "allowed_models", "allowed_networks", "expires_
 
 def pepper() -> bytes:
     """The secret under which keys are digested now, derived from the root secret."""
-    return derive(settings.ENV.secret.get_secret_value(), KEY_PEPPER)
+    return peppers()[0]
 
 
 def digests_of(text: str) -> list[str]:
     """The digests under which a key may be stored, the newest pepper's first."""
-    return [digest(text, pepper())]
+    return [digest(text, each) for each in peppers()]
 
 
 def pepper_id_of(secret: bytes) -> str:

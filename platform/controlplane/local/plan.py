@@ -216,7 +216,7 @@ def _gateway(base: ChildSpec, port: int) -> ChildSpec:
     command = (
         *(sys.executable, "-m", "uvicorn", "controlplane.asgi:application"),
         *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop"),
-        *("--no-access-log", "--no-server-header"),
+        *("--no-access-log", "--no-server-header", "--no-proxy-headers"),
         *("--http", "gateway.edge.http:HttpProtocol", "--ws", "gateway.edge.websocket:WebSocketProtocol"),
         *("--ws-max-size", str(2 * REALTIME_FRAME_BYTES_MAX), "--timeout-graceful-shutdown", "10"),
     )

@@ -15,7 +15,7 @@ class TestSeedDemo:
     def test_makes_two_tenants_whose_keys_resolve_with_prices_and_a_policy(self, db: None, wired: Redis) -> None:
         demo = seed_demo()
         pepper = derive(environment().secret.get_secret_value(), KEY_PEPPER)
-        contexts = [load_context(digest(key, pepper)) for key in (demo.api_key, demo.other_api_key) if key]
+        contexts = [load_context([digest(key, pepper)]) for key in (demo.api_key, demo.other_api_key) if key]
         assert [context.tenant_name for context in contexts if context] == ["Acme", "Basic Bakery"]
         for context in contexts:
             assert context is not None

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from billing.clickhouse.shapes import RequestRow, UsageBucket, UsagePage, UsageResult
 from billing.rating.rate import cost
-from contracts.errors import InvalidRequest, NotFound
+from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.jobs import Claim, Endpoint, Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
@@ -56,6 +56,7 @@ class Directory:
     policy: CompiledPolicy | None = None
     rows: dict[tuple[str, str], RequestRow] = field(default_factory=dict)
     asked: list[UsageQuery] = field(default_factory=list)
+    away: bool = False
 
     def issue(self, context: TenantContext) -> str:
         """A new key in plain text for a context."""
@@ -63,8 +64,10 @@ class Directory:
         self.contexts[digest(key, PEPPER)] = context
         return key
 
-    async def load_context(self, key_digest: str) -> TenantContext | None:
-        return self.contexts.get(key_digest)
+    async def load_context(self, digests: Sequence[str]) -> TenantContext | None:
+        if self.away:
+            raise Unavailable("the database is away")
+        return next((self.contexts[digest] for digest in digests if digest in self.contexts), None)
 
     async def load(self, *, tenant_id: str) -> Epochs:
         mine = [context for context in self.contexts.values() if context.tenant_id == tenant_id]

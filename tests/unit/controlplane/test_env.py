@@ -24,6 +24,17 @@ class TestEnvironment:
         monkeypatch.setenv(name, "1")
         assert Environment() == before
 
+    def test_takes_former_secrets_and_proxies_as_lists_and_checks_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEIR_SECRET_OLD", f"{'a' * 32}, {'b' * 32}")
+        monkeypatch.setenv("WEIR_TRUSTED_PROXIES", "10.0.0.0/8,2001:db8::/32")
+        found = Environment()
+        assert (found.old_secrets, found.proxies) == (("a" * 32, "b" * 32), ("10.0.0.0/8", "2001:db8::/32"))
+        for name, wrong in (("WEIR_SECRET_OLD", "short"), ("WEIR_TRUSTED_PROXIES", "10.0.0.1/8")):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, wrong)
+                with pytest.raises(ValidationError):
+                    Environment()
+
     def test_keeps_its_data_in_the_clone_by_default(self) -> None:
         assert Environment().home == ROOT / ".weir"
 

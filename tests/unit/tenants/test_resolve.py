@@ -1,6 +1,7 @@
 """The cache between a bearer key and its context."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from tenants.auth import resolve
 from tenants.auth.keys import digest, mint
 from tenants.auth.resolve import Resolver
 
-PEPPER = b"pepper"
+PEPPER, OLD_PEPPER = b"pepper", b"old pepper"
 ACME = TenantContext(
     tenant_id="t",
     tenant_name="acme",
@@ -44,12 +45,12 @@ class Database:
         self.open.set()
         self.away = False
 
-    async def load(self, key_digest: str) -> TenantContext | None:
+    async def load(self, digests: Sequence[str]) -> TenantContext | None:
         self.asked += 1
         await self.open.wait()
         if self.away:
             raise Unavailable("away")
-        row = self.rows.get(key_digest)
+        row = next((self.rows[digest] for digest in digests if digest in self.rows), None)
         if isinstance(row, Exception):
             raise row
         return row
@@ -59,7 +60,7 @@ class Stage:
     def __init__(self) -> None:
         self.database = Database()
         self.clock = FakeClock()
-        self.resolver = Resolver(self.database.load, clock=self.clock, pepper=PEPPER)
+        self.resolver = Resolver(self.database.load, clock=self.clock, peppers=(PEPPER, OLD_PEPPER))
         self.key = mint()
         self.database.rows[digest(self.key, PEPPER)] = ACME
 
@@ -101,6 +102,35 @@ class TestResolve:
         for text in ("", "sk-1", stage.key[:-1], stage.key + "x", "' OR 1=1 --"):
             await stage.refused(text)
         assert stage.database.asked == 0
+
+    async def test_unknown_and_wrong_keys_cost_the_same_look_ups(self, stage: Stage) -> None:
+        """Equal in kind and in work: one query over all digests, whether a key was never made, revoked or expired."""
+        expired = replace(ACME, expires_at_ms=stage.clock.now_ms())
+        messages = set()
+        for row, key in ((ACME, mint()), (None, stage.key), (expired, stage.key)):
+            stage.set(row)
+            before = stage.database.asked
+            messages.add(await stage.refused(key))
+            assert stage.database.asked == before + 1
+            stage.clock.advance(ms=5_000)
+        assert len(messages) == 1
+
+    async def test_a_key_under_an_older_pepper_is_found(self, stage: Stage) -> None:
+        key = mint()
+        stage.database.rows[digest(key, OLD_PEPPER)] = ACME
+        assert await stage.resolver.resolve(key) == ACME
+        assert await stage.resolver.resolve(key) == ACME
+        assert stage.database.asked == 1
+
+    @pytest.mark.parametrize("away", [False, True])
+    async def test_a_cached_key_ends_at_its_time(self, stage: Stage, away: bool) -> None:
+        stage.set(replace(ACME, expires_at_ms=stage.clock.now_ms() + 30_000))
+        await stage.resolver.resolve(stage.key)
+        stage.database.away = away
+        stage.clock.advance(ms=29_999)
+        await stage.resolver.resolve(stage.key)
+        stage.clock.advance(ms=1)
+        await stage.refused(stage.key)
 
     async def test_remembers_an_unknown_key_for_five_seconds(self, stage: Stage) -> None:
         stage.set(None)
