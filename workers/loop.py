@@ -17,10 +17,11 @@ from contracts.jobs import Claim
 from fairqueue.messages import Wait
 from stores.system import mint_nonce
 from workers.admission import Room, compute_room
-from workers.attempt import Attempt, Ports
+from workers.attempt import Attempt
 from workers.config import WorkerSettings
 from workers.drain import drain
 from workers.engines.base import EngineError, EngineFacts
+from workers.ports import Ports
 from workers.publish import Lane
 from workers.registration import Heartbeat, publish_card, publish_heartbeat, read_card, withdraw_heartbeat
 

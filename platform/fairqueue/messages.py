@@ -54,6 +54,7 @@ class Final:
     attempt: int
     timings: Timings
     verdicts: tuple[str, ...] = ()
+    error_param: str = ""  # the field of the request that the engine refused, where one is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,11 @@ class EngineGone(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine refused this request (4xx); running it again cannot help. The text is the engine's own."""
+    """The engine refused this request; running it again cannot help. Text and `param` are the engine's own."""
+
+    def __init__(self, text: str, *, param: str = "") -> None:
+        super().__init__(text)
+        self.param = param
 
 
 class EngineBroke(EngineError):

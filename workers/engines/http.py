@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
 
 from contracts.tokens import TokenCounts
@@ -28,7 +28,10 @@ from workers.engines.base import (
 from workers.engines.sse import EventReader, EventTooLarge
 
 PROBE_SECONDS = 5.0
+KEEP_SECONDS = 3.0  # an idle connection; engines close theirs after five, and a request must not meet that
+OK = 200
 ERROR_TEXT_MAX = 500
+_REFUSALS = frozenset({400, 413, 422})  # what the client asked for cannot be done
 _PROGRESS = (
     "vllm:iteration_tokens_total_count",
     "vllm:generation_tokens_total",
@@ -68,34 +71,44 @@ class HttpEngine:
         self._model = model
         self._patience = patience or Patience()
         self._count_tokens = count_tokens
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                uds=socket, limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=32)
-            ),
-            base_url=url.removesuffix("/v1").rstrip("/"),
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(self._patience.first_byte, connect=self._patience.connect, pool=PROBE_SECONDS),
-            trust_env=False,
-        )
+        self._socket = socket
+        self._url = url.removesuffix("/v1").rstrip("/")
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._connections_max = connections_max
+        self._session: aiohttp.ClientSession | None = None
+
+    def _client(self) -> aiohttp.ClientSession:
+        """Opened at the first use, because it belongs to the loop that runs then."""
+        if self._session is None:
+            bounds: dict[str, Any] = {"limit": self._connections_max, "keepalive_timeout": KEEP_SECONDS}
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._socket, **bounds)
+                if self._socket
+                else aiohttp.TCPConnector(**bounds),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_read=self._patience.first_byte, sock_connect=self._patience.connect
+                ),
+            )
+        return self._session
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[AsyncIterator[EngineChunk]]:
         """Stream one request. Raises EngineGone, EngineRefused, EngineBroke."""
         content = orjson.dumps(self._body(request))
-        path = f"/v1/{request.endpoint.value}"
+        url = f"{self._url}/v1/{request.endpoint.value}"
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        sent = self._client.build_request("POST", path, content=content, headers=headers)
         try:
-            response = await self._client.send(sent, stream=True)
-        except httpx.HTTPError as error:
+            response = await self._client().post(url, data=content, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineGone(f"the engine did not answer: {type(error).__name__}") from error
         try:
-            if response.status_code != httpx.codes.OK:
+            if response.status != OK:
                 await self._refuse(response)
             async with aclosing(self._chunks(response)) as chunks:
                 yield chunks
         finally:
-            await response.aclose()
+            response.close()  # an answer that was read to its end has given its connection back before
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         able = self.capabilities
@@ -112,45 +125,46 @@ class HttpEngine:
             body["request_id"] = request.request_id
         return body
 
-    async def _refuse(self, response: httpx.Response) -> None:
+    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
         try:
-            text = (await response.aread()).decode("utf-8", "replace")
-        except httpx.HTTPError as error:
+            text = (await response.read()).decode("utf-8", "replace")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineGone(f"the engine broke off: {type(error).__name__}") from error
-        message = _error_text(text)
-        if response.status_code >= 500 or response.status_code in (408, 429):
-            raise EngineGone(f"the engine answered {response.status_code}: {message}")
-        raise EngineRefused(message)
+        message, param = _error_of(text)
+        if response.status in _REFUSALS:
+            raise EngineRefused(message, param=param)
+        if response.status >= 500 or response.status in (408, 429):
+            raise EngineGone(f"the engine answered {response.status}: {message}")
+        raise EngineBroke(f"the engine answered {response.status}: {message}")  # a key, a route: not the client's
 
-    async def _chunks(self, response: httpx.Response) -> AsyncGenerator[EngineChunk]:
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncGenerator[EngineChunk]:
         tally = _Tally(self._count_tokens if not self.capabilities.continuous_usage else None)
         async for data in self._events(response):
             try:
                 body = orjson.loads(data)
                 if "error" in body:
-                    raise EngineBroke(_error_text(data.decode("utf-8", "replace")))
+                    raise EngineBroke(_error_of(data.decode("utf-8", "replace"))[0])
                 yield EngineChunk(body=body, counts=tally.add(body))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise EngineBroke(f"the engine sent a chunk that cannot be read: {error}") from error
 
-    async def _events(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Data of each event before `[DONE]`. Only waiting is timed, not the reader's own work."""
         reader = EventReader()
         patience = self._patience.first_byte
-        pieces = response.aiter_raw()
         done = False
         try:
             while True:
                 async with asyncio.timeout(patience):
-                    piece = await anext(pieces, None)
-                if piece is None:
+                    piece = await response.content.readany()
+                if not piece:
                     break
                 patience = self._patience.idle
                 for data in reader.feed(piece):
                     done = done or data == b"[DONE]"
                     if not done:
                         yield data
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineGone(f"the engine broke off: {type(error).__name__}") from error
         except EventTooLarge as error:
             raise EngineBroke(str(error)) from error
@@ -159,10 +173,10 @@ class HttpEngine:
 
     async def health(self) -> bool:
         try:
-            response = await self._client.get("/health", timeout=PROBE_SECONDS)
-        except httpx.HTTPError:
+            await self._get("/health")
+        except EngineGone:
             return False
-        return response.status_code == httpx.codes.OK
+        return True
 
     async def facts(self) -> EngineFacts:
         """What the engine serves, from its own routes. Raises EngineGone."""
@@ -195,15 +209,18 @@ class HttpEngine:
         )
 
     async def _get(self, path: str) -> str:
+        patience = aiohttp.ClientTimeout(total=PROBE_SECONDS)
         try:
-            response = await self._client.get(path, timeout=PROBE_SECONDS)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
+            async with self._client().get(
+                self._url + path, timeout=patience, raise_for_status=True, allow_redirects=False
+            ) as response:
+                return await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineGone(f"the engine did not answer {path}: {type(error).__name__}") from error
-        return response.text
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
 
 @dataclass(slots=True)
@@ -255,15 +272,17 @@ class _Tally:
             self.completion[index] = self.count_tokens(self.texts[index])
 
 
-def _error_text(text: str) -> str:
-    """The message of an OpenAI error object, or the beginning of whatever came."""
+def _error_of(text: str) -> tuple[str, str]:
+    """Message and `param` of an OpenAI error object, or the beginning of whatever came."""
+    param = ""
     try:
         body = orjson.loads(text)
         error = body.get("error", body) if isinstance(body, dict) else body
         text = str(error.get("message", text)) if isinstance(error, dict) else str(error)
+        param = str(error.get("param") or "") if isinstance(error, dict) else ""
     except ValueError:
         pass  # not JSON: the text itself is all there is
-    return text[:ERROR_TEXT_MAX]
+    return text[:ERROR_TEXT_MAX], param[:ERROR_TEXT_MAX]
 
 
 def _whole(text: str | None) -> int:

@@ -50,8 +50,8 @@ class InternalError(WeirError):
 class ExternalFailure(WeirError):
     """An error as the final frame of a request tells it."""
 
-    def __init__(self, *, message: str, code: str, status: int, kind: str) -> None:
-        super().__init__(message, code=code)
+    def __init__(self, *, message: str, code: str, status: int, kind: str, param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param)
         self.shown_status = status
         self.shown_type = kind
 
@@ -125,4 +125,5 @@ def failure_of(final: Final) -> WeirError | None:
         code=final.error_code or "engine_error",
         status=status,
         kind=_TYPE_OF_STATUS.get(status, "api_error"),
+        param=final.error_param or None,
     )

@@ -98,8 +98,9 @@ class TestOneRequest:
         asked = await pool.submit(ticket(chat("hello"), max_tokens=100_000))
         async with start():
             final = await pool.final(asked.request_id)
-        assert (final.outcome, final.status, final.error_code) == (Outcome.FAILED, 400, "invalid_value")
-        assert "max_tokens" in final.error_message
+        assert (final.outcome, final.status, final.error_code) == (Outcome.FAILED, 400, "context_length_exceeded")
+        assert final.error_param == "max_tokens"
+        assert final.error_message == "The prompt and `max_tokens` do not fit into the model's context together."
         assert final.cost_nano == 0
         assert final.counts.total == 0
 

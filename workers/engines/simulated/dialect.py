@@ -162,7 +162,7 @@ def _wishes(body: dict[str, Any], *, room: int) -> list[Wish]:
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     max_tokens = room if asked is None else _whole_number(asked, "max_tokens")
     if not 1 <= max_tokens <= room:
-        raise BadRequest(f"max_tokens={max_tokens} does not fit: the context has room for {room} more tokens")
+        raise BadRequest(f"max_tokens={max_tokens} is too large: the maximum context length leaves {room} tokens")
     choices = _whole_number(body.get("n") or 1, "n")
     if not 1 <= choices <= CHOICES_MAX:
         raise BadRequest("n is out of range")
