@@ -18,6 +18,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import action
 
 from contracts.money import text_from_nano
 from contracts.tenancy import Metric
@@ -144,6 +145,12 @@ class TenantAdmin(_OwnerAdmin):
     readonly_fields = ["state", "created_at"]
     inlines = [LimitInline, ProjectInline]
     actions = ["suspend", "resume", "close"]
+    actions_detail = ["limits_now"]
+
+    @action(description="Limits now", url_path="limits-now", icon="speed", permissions=["view"])
+    def limits_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """What of each limit is used, held and free: the console's own page."""
+        return redirect("tenant_limits", object_id)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
         queryset: QuerySet[Tenant] = super().get_queryset(request)
@@ -201,7 +208,13 @@ class ApiKeyAdmin(SafeAdmin):
     list_select_related = ["tenant", "project"]
     search_fields = ["name", "last4", "id", "tenant__name"]
     actions = ["revoke"]
+    actions_detail = ["limits_now"]
     form = KeyForm
+
+    @action(description="Limits now", url_path="limits-now", icon="speed", permissions=["view"])
+    def limits_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Every limit over this key as it stands: the console's own page."""
+        return redirect("key_limits", object_id)
 
     def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> list[str]:
         """Two pages: making a key, and looking at one."""

@@ -5,6 +5,7 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from controlplane import views
+from controlplane.pages import limits, refusals
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -13,6 +14,10 @@ urlpatterns = [
     path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
     path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),
     path("admin/engines/", admin.site.admin_view(views.engines), name="engines"),
+    path("admin/limits/", admin.site.admin_view(limits.tenants), name="limits"),
+    path("admin/limits/tenant/<uuid:tenant_id>/", admin.site.admin_view(limits.tenant_limits), name="tenant_limits"),
+    path("admin/limits/key/<uuid:key_id>/", admin.site.admin_view(limits.key_limits), name="key_limits"),
+    path("admin/refusals/", admin.site.admin_view(refusals.refusals), name="refusals"),
     path("admin/", include("controlplane.signin.urls")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),

@@ -89,7 +89,7 @@ def _is_page(request: HttpRequest) -> bool:
     return request.path.startswith("/admin/")
 
 
-@permission_required("tenants.view_tenant", raise_exception=True)
+@permission_required("controlplane.open_requests", raise_exception=True)
 def recent_requests(request: HttpRequest) -> HttpResponse:
     """The newest metered requests, one page of fifty, for all tenants or one (`?tenant=`), older by `?before=`."""
     tenant = request.GET.get("tenant") or None
@@ -124,7 +124,7 @@ def recent_requests(request: HttpRequest) -> HttpResponse:
     return _page(request, "recent_requests", context)
 
 
-@permission_required("tenants.view_tenant", raise_exception=True)
+@permission_required("controlplane.open_requests", raise_exception=True)
 def request_timeline(request: HttpRequest, request_id: UUID) -> HttpResponse:
     """One request: its nine steps with the time of each, its counts and its bill."""
     row, problem = _answer(lambda: usage_reports.request_row(request_id=str(request_id)), empty=None)
@@ -143,7 +143,7 @@ def request_timeline(request: HttpRequest, request_id: UUID) -> HttpResponse:
     return _page(request, "request_timeline", context)
 
 
-@permission_required("tenants.view_tenant", raise_exception=True)
+@permission_required("controlplane.open_usage", raise_exception=True)
 def usage(request: HttpRequest) -> HttpResponse:
     """Seven days of tokens and money by tenant, and how fast the answers came."""
     end_ms = int(timezone.now().timestamp() * 1000)
@@ -166,7 +166,7 @@ def usage(request: HttpRequest) -> HttpResponse:
     return _page(request, "usage", context)
 
 
-@permission_required("tenants.view_tenant", raise_exception=True)
+@permission_required("controlplane.open_engines", raise_exception=True)
 def engines(request: HttpRequest) -> HttpResponse:
     """The exact configuration of every running pool and the workers' last heartbeats, as they wrote them."""
     client = sync_redis.Redis.from_url(environment().redis, socket_timeout=2, socket_connect_timeout=2)

@@ -112,7 +112,8 @@ class Refusals:
 
     async def latest(self, *, tenant_id: str, limit: int) -> list[Refusal]:
         """The newest refusals of a tenant; of unknown callers for an empty id."""
-        return [_read(entry) for entry in await self._redis.xrevrange(names.refused(tenant_id), count=limit)]
+        entries: Any = await self._redis.xrevrange(names.refused(tenant_id), count=limit)
+        return [_read(entry) for entry in entries]
 
 
 def _read(entry: tuple[bytes, dict[bytes, bytes]]) -> Refusal:

@@ -25,12 +25,6 @@ PASSWORD = "a long pass phrase"
 LOGIN = "/admin/login/"
 
 
-@pytest.fixture(autouse=True)
-def quick_hash(settings: Settings) -> None:
-    """What a password costs is not what these tests are about."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def ada(db: None, wired: Redis) -> User:
     return User.objects.create_superuser("ada", password=PASSWORD)

@@ -1,0 +1,110 @@
+"""Limits now, to look at only: for a tenant with its projects and keys, or all that stands over one key."""
+
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import async_to_sync
+from django.contrib.auth.decorators import permission_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from contracts.errors import Unavailable
+from contracts.money import text_from_nano
+from contracts.tenancy import Limit
+from controlplane.pages.frame import Row, link, page
+from controlplane.pages.standing import Part, PartUse, parts_of_key, parts_of_tenant, read
+from tenants.limits.holds import LimitUse
+from tenants.limits.policy import RULES, is_money
+from tenants.models import ApiKey, Tenant
+
+TENANTS_SHOWN = 200
+HEADERS = ["Limit", "Cap", "Used", "Held", "Free", "", "Whole again in"]
+
+
+@permission_required("controlplane.open_limits", raise_exception=True)
+def tenants(request: HttpRequest) -> HttpResponse:
+    """Which tenant to look at."""
+    rows = [
+        [link(reverse("tenant_limits", args=[tenant.id]), tenant.name), tenant.plan.name, tenant.get_state_display()]
+        for tenant in Tenant.objects.select_related("plan").order_by("name")[:TENANTS_SHOWN]
+    ]
+    table = {"headers": ["Tenant", "Plan", "State"], "rows": rows}
+    return page(request, "limits", {"title": "Limits now", "tables": [{"table": table}] if rows else []})
+
+
+@permission_required("controlplane.open_limits", raise_exception=True)
+def tenant_limits(request: HttpRequest, tenant_id: UUID) -> HttpResponse:
+    """A tenant's own limits, and those of its projects and keys."""
+    tenant = get_object_or_404(Tenant.objects.select_related("plan"), id=tenant_id)
+    facts = [("Tenant", tenant.name), ("Plan", tenant.plan.name), ("Calendar", tenant.timezone)]
+    return _answer(request, f"Limits of {tenant.name} now", tenant, parts_of_tenant(tenant), facts)
+
+
+@permission_required("controlplane.open_limits", raise_exception=True)
+def key_limits(request: HttpRequest, key_id: UUID) -> HttpResponse:
+    """All limits that a request with this key must fit into."""
+    key = get_object_or_404(ApiKey.objects.select_related("tenant__plan", "project"), id=key_id)
+    tenant_link = link(reverse("tenant_limits", args=[key.tenant_id]), key.tenant.name)
+    facts = [("Key", f"{key.name} (…{key.last4})"), ("Tenant", tenant_link), ("Calendar", key.tenant.timezone)]
+    return _answer(request, f"Limits over {key.name} now", key.tenant, parts_of_key(key), facts)
+
+
+def _answer(
+    request: HttpRequest, title: str, tenant: Tenant, parts: list[Part], facts: list[tuple[str, str | SafeString]]
+) -> HttpResponse:
+    problem, used = None, list[PartUse]()
+    try:
+        used = async_to_sync(read)(tenant, parts)
+    except Unavailable:
+        problem = "Redis does not answer: what is used and held cannot be shown. Requests are refused meanwhile."
+    tables = [_table(part, tenant.currency) for part in used if part.part.limits]
+    context = {"title": title, "facts": facts, "tables": tables, "problem": problem, "unlimited": not tables}
+    return page(request, "limits", context)
+
+
+def _table(use: PartUse, currency: str) -> dict[str, Any]:
+    rows = [_row(one, currency) for one in use.uses]
+    rows += [[_name(limit), _amount(limit, limit.cap, currency), *[""] * 5] for limit in use.compared]
+    return {"title": use.part.title, "table": {"headers": HEADERS, "rows": rows}}
+
+
+def _row(use: LimitUse, currency: str) -> Row:
+    limit = use.limit
+    amounts = [_amount(limit, amount, currency) for amount in (limit.cap, use.used, use.held, use.free)]
+    return [_name(limit), *amounts, _meter(use), duration(use.reset_ms) if use.used else ""]
+
+
+def _name(limit: Limit) -> str:
+    return RULES[limit.metric].unit.capitalize() + (f", {limit.model}" if limit.model else "")
+
+
+def _amount(limit: Limit, amount: int, currency: str) -> str:
+    return f"{text_from_nano(amount)} {currency}" if is_money(limit.metric) else f"{amount:,}"
+
+
+def _meter(use: LimitUse) -> SafeString:
+    """Used and held of the cap, as two bars in one; red when nothing is free."""
+    cap = max(1, use.limit.cap)
+    used = min(100, round(100 * use.used / cap))
+    held = min(100 - used, round(100 * use.held / cap))
+    said = "nothing is free" if use.free == 0 else f"{used} % used, {held} % held"
+    css = "weir-meter full" if use.free == 0 else "weir-meter"
+    bars = '<span class="{}" title="{}"><i style="width: {}%"></i><i style="width: {}%"></i></span>'
+    return format_html(bars, css, said, 100 if use.limit.cap == 0 else used, held)
+
+
+def duration(ms: int) -> str:
+    """A span as a person reads it, rounded up."""
+    if ms <= 0:
+        return ""
+    seconds = -(-ms // 1000)
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7_200:
+        return f"{-(-seconds // 60)} min"
+    if seconds < 172_800:
+        return f"{-(-seconds // 3600)} h"
+    return f"{-(-seconds // 86_400)} days"
