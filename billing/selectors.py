@@ -19,7 +19,8 @@ from billing.customers import tenant_currency
 from billing.models import AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
 from contracts.money import PriceCard, nano_from_decimal
-from stores.clickhouse import Reader, open_clickhouse
+from stores.clickhouse import Reader
+from stores.clickhouse_url import open_clickhouse
 
 
 @lru_cache(maxsize=1)

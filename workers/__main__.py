@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from stores.redis import open_redis
 from stores.system import SystemClock
-from workers.config import EngineSettings, WorkerSettings
+from workers.config import WorkerSettings
 from workers.drain import stop_on_signals
 from workers.engines.base import EngineError
+from workers.engines.settings import EngineSettings
 from workers.wiring import build_worker
 
 CONFIG_ERROR = 78  # sysexits.h EX_CONFIG: starting again will not help

@@ -18,6 +18,8 @@ from contracts.jobs import UsageRecord
 
 GROUP_MAX = 1024
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(UsageRecord))
+
 log = structlog.get_logger(__name__)
 
 
@@ -33,7 +35,8 @@ class AttemptLog:
 
     async def append(self, record: UsageRecord, *, fence: str) -> bool:
         """Write one line. False when the disk refused."""
-        line = orjson.dumps({"v": 1, "fence": fence, **dataclasses.asdict(record)}, option=orjson.OPT_NON_STR_KEYS)
+        fields = {name: getattr(record, name) for name in _FIELDS}
+        line = orjson.dumps({"v": 1, "fence": fence, **fields}, option=orjson.OPT_NON_STR_KEYS)
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         await self._lines.put((line + b"\n", written))
         return await written

@@ -142,15 +142,20 @@ class EvaluationLog:
         """Upload what is spooled, oldest first. False when the store refused and the rest must wait."""
         assert self._objects is not None
         for path in sorted(self._spool.glob("*.json"), key=lambda item: item.stat().st_mtime_ns):
-            body = await asyncio.to_thread(path.read_bytes)
             try:
-                await asyncio.to_thread(self._objects.put, key=unquote(path.name), body=body, content_type=CONTENT_TYPE)
+                self._spooled_bytes -= await asyncio.to_thread(_move, path, self._objects)
             except ObjectStoreError as error:
                 log.warning("evaluation_upload_waits", error=str(error), bytes=self._spooled_bytes)
                 return False
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-            self._spooled_bytes -= len(body)
         return True
+
+
+def _move(path: Path, objects: Objects) -> int:
+    """From the spool to the store; the bytes that are free again. Raises ObjectStoreError."""
+    body = path.read_bytes()
+    objects.put(key=unquote(path.name), body=body, content_type=CONTENT_TYPE)
+    path.unlink(missing_ok=True)
+    return len(body)
 
 
 def _write_whole(path: Path, body: bytes) -> None:

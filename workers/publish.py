@@ -129,12 +129,14 @@ class Publisher:
         lane.delivered_tokens = delivered_tokens
         lane.advanced = True
         if frames:
+            begins = lane.next_seq == 1 and not lane.pending and not counts.completion
             lane.pending += frames
             lane.flushed.clear()
             self._pending += len(frames)
             if self._pending >= self._frames_pending_max:
                 self._room.clear()
-            self._dirty.set()
+            if not begins:  # engines say the role right before the first token: one step carries both
+                self._dirty.set()
 
     async def seal(self, lane: Lane) -> int:
         """Drop what was never sent and wait for what is on its way. Returns the seq of the last frame logged."""

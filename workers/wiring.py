@@ -13,10 +13,11 @@ from stores.objects import Objects
 from stores.redis import Client
 from tenants.limits.buckets import Limits
 from workers.attempts import AttemptLog
-from workers.config import EngineSettings, WorkerSettings
+from workers.config import WorkerSettings
 from workers.engines.base import EngineHost, EngineKind, capabilities_of
 from workers.engines.child import ChildPaths, EngineChild, RemoteEngine
 from workers.engines.http import HttpEngine
+from workers.engines.settings import EngineSettings
 from workers.engines.vllm import simulated_command, vllm_command
 from workers.evaluation import EvaluationLog
 from workers.loop import Worker

@@ -3,16 +3,11 @@
 Step 8 writes through it, reports read through it. Queries carry parameters as `{name:Type}`, bound by the server itself
 and never pasted into the text. Invariants: a row's values have the same Python types whoever answers (int, str,
 Decimal, aware datetime, list, dict, None; a UUID is its text); `insert` puts all its rows in one block, so one
-`insert_deduplication_token` names exactly that batch; no call waits without a bound.
-
-    chdb+unix:///path/to/meter.sock      the meter process owns an embedded ClickHouse and answers queries
-    clickhouse://user:pw@host:9000/db    a server, by the native protocol (`clickhouses://` for TLS)
+`insert_deduplication_token` names exactly that batch; no call waits without a bound. `clickhouse_url` opens it.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 Parameter = int | str | Sequence[int] | Sequence[str]
 Row = dict[str, Any]
@@ -20,8 +15,6 @@ Row = dict[str, Any]
 READ_TIMEOUT_SECONDS = 20
 WRITE_TIMEOUT_SECONDS = 120
 RESULT_BYTES_MAX = 64 << 20  # of one answer; reports page well below it
-LOCAL_SCHEME = "chdb+unix"
-_SERVER_SCHEMES = ("clickhouse", "clickhouses")
 
 
 class ClickHouseError(Exception):
@@ -60,46 +53,3 @@ class ClickHouse(Reader, Protocol):
 
     def command(self, sql: str) -> None:
         """Run a statement that returns nothing (DDL). Raises ClickHouseError, ClickHouseUnavailable."""
-
-
-def open_clickhouse(url: str) -> Reader:
-    """A reader for reports and the admin. Raises ValueError for an unknown scheme."""
-    # Adapters are imported where they are chosen: they import this port, and chDB is large.
-    if is_local(url):
-        from stores.clickhouse_socket import ChdbClient
-
-        return ChdbClient(path=socket_path(url))
-    return _open_server(url)
-
-
-def open_writer(url: str, *, directory: Path) -> ClickHouse:
-    """The full port, for the meter alone. In local mode it owns the embedded data in `directory`.
-
-    Raises ValueError for an unknown scheme, ClickHouseUnavailable when another process owns the directory.
-    """
-    if is_local(url):
-        from stores.clickhouse_chdb import ChdbOwner
-
-        return ChdbOwner(directory=directory)
-    return _open_server(url)
-
-
-def is_local(url: str) -> bool:
-    """Whether the meter is the store's owner and serves it to the others."""
-    return urlsplit(url).scheme == LOCAL_SCHEME
-
-
-def socket_path(url: str) -> Path:
-    """Where the meter listens in local mode. Raises ValueError when `url` names no absolute path."""
-    path = Path(urlsplit(url).path)
-    if not is_local(url) or not path.is_absolute():
-        raise ValueError(f"a local CLICKHOUSE_URL is {LOCAL_SCHEME}:///absolute/path/to/meter.sock")
-    return path
-
-
-def _open_server(url: str) -> ClickHouse:
-    if urlsplit(url).scheme not in _SERVER_SCHEMES:
-        raise ValueError(f"CLICKHOUSE_URL begins with {LOCAL_SCHEME}:// or {':// or '.join(_SERVER_SCHEMES)}://")
-    from stores.clickhouse_native import NativeClickHouse
-
-    return NativeClickHouse(url=url)

@@ -17,8 +17,8 @@ import orjson
 import structlog
 
 from contracts.clock import Clock
-from workers.config import EngineSettings
 from workers.engines.base import EngineAdapter, EngineError, EngineGone
+from workers.engines.settings import EngineSettings
 from workers.engines.vllm import ChildCommand
 
 READY_POLL_SECONDS = 0.1

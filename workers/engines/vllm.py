@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.config import EngineSettings
+from workers.engines.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

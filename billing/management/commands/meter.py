@@ -19,8 +19,9 @@ from billing.metering.consumer import Pace, UsageConsumer
 from billing.metering.feed import UsageFeed
 from billing.metering.meter import Meter
 from billing.metering.streams import METER_GROUP, UsageStreams
-from stores.clickhouse import ClickHouse, ClickHouseError, ClickHouseUnavailable, is_local, open_writer, socket_path
+from stores.clickhouse import ClickHouse, ClickHouseError, ClickHouseUnavailable
 from stores.clickhouse_socket import ChdbServer
+from stores.clickhouse_url import is_local, open_writer, socket_path
 from stores.redis import open_redis
 from stores.system import SystemClock
 

@@ -158,7 +158,7 @@ def _database(url: str, number: int) -> str:
 
 async def check_clickhouse(env: Mapping[str, str]) -> str:
     """Queries through the platform's own port; in local mode that is the meter's socket."""
-    from stores.clickhouse import is_local, open_clickhouse, socket_path
+    from stores.clickhouse_url import is_local, open_clickhouse, socket_path
 
     url = env["CLICKHOUSE_URL"]
     if is_local(url) and not socket_path(url).exists():

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from stores.clickhouse import ClickHouse, ClickHouseError, ClickHouseUnavailable, Reader, open_clickhouse, open_writer
+from stores.clickhouse import ClickHouse, ClickHouseError, ClickHouseUnavailable, Reader
 from stores.clickhouse_chdb import ChdbOwner
 from stores.clickhouse_socket import CONNECTIONS_MAX, ChdbClient, ChdbServer
+from stores.clickhouse_url import open_clickhouse, open_writer
 
 TABLE = """CREATE TABLE port_rows (
     id UUID, at DateTime64(3, 'UTC'), cost Decimal(38, 12), tokens Int32, histogram Map(UInt16, UInt32),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stores.clickhouse import ClickHouse, ClickHouseError, open_writer
+from stores.clickhouse import ClickHouse, ClickHouseError
+from stores.clickhouse_url import open_writer
 
 URL = os.environ.get("TEST_CLICKHOUSE_WIRE_URL", "")
 

@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from contracts.jobs import Endpoint
 from stores.system import SystemClock
-from workers.config import EngineSettings
 from workers.engines.base import FULL, EngineChunk, EngineRequest, EngineStats
 from workers.engines.child import ChildPaths, EngineChild
 from workers.engines.http import HttpEngine
+from workers.engines.settings import EngineSettings
 from workers.engines.simulated.toy import write_toy_model
 from workers.engines.vllm import ChildCommand, simulated_command, vllm_command
 

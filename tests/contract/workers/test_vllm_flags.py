@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.workers.conftest import real_engine
-from workers.config import EngineSettings
+from workers.engines.settings import EngineSettings
 from workers.engines.vllm import vllm_command
 
 PARSE = """

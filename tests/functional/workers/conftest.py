@@ -23,8 +23,9 @@ from stores.system import SystemClock
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldRequest
 from tests.functional.workers.cast import MODEL, POOL, TENANT
-from workers.config import EngineSettings, WorkerSettings
+from workers.config import WorkerSettings
 from workers.engines.base import EngineKind
+from workers.engines.settings import EngineSettings
 from workers.engines.simulated.toy import write_toy_model
 from workers.loop import Worker
 from workers.wiring import build_worker

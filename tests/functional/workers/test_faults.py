@@ -15,7 +15,7 @@ from contracts.outcomes import JobState, Outcome
 from fairqueue.messages import usage_from_stream
 from tests.functional.workers.cast import PRICE, chat, ticket
 from tests.functional.workers.test_serving import finish_of, text_of
-from workers.config import EngineSettings
+from workers.engines.settings import EngineSettings
 
 pytestmark = pytest.mark.timeout(120)
 

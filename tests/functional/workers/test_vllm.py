@@ -15,8 +15,8 @@ from tests.functional.workers import conftest
 from tests.functional.workers.cast import chat, ticket
 from tests.functional.workers.test_faults import engine_of
 from tests.functional.workers.test_serving import finish_of, text_of
-from workers.config import EngineSettings
 from workers.engines.base import EngineKind, EngineRequest
+from workers.engines.settings import EngineSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from tests.unit.workers.cast import ticket
 from workers.admission import KV_TOKENS_UNKNOWN, Room, compute_room
-from workers.config import EngineSettings, WorkerSettings
+from workers.config import WorkerSettings
 from workers.engines import prometheus
 from workers.engines.base import EngineKind
+from workers.engines.settings import EngineSettings
 from workers.engines.vllm import vllm_command
 
 METRICS = """# HELP vllm:num_requests_running x
