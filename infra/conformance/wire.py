@@ -85,5 +85,7 @@ async def _receive(wire: Wire, reader: asyncio.StreamReader, collected: bytearra
 
 def _patience(wire: Wire, parsed: Parsed) -> float | None:
     """How long to wait for more: not for ever once answers have come and the next one does not begin."""
-    begun = parsed.whole and parsed.whole == len(parsed.answers) and not parsed.rest
-    return _QUIET_SECONDS if begun and not (wire.drip and parsed.whole < wire.answers) else None
+    whole = parsed.whole == len(parsed.answers)
+    no_answer = bool(parsed.rest) and not b"HTTP/".startswith(parsed.rest[:5])
+    ended = no_answer or (parsed.whole > 0 and whole and not parsed.rest)
+    return _QUIET_SECONDS if ended and not (wire.drip and parsed.whole < wire.answers) else None

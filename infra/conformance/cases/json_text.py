@@ -220,7 +220,7 @@ _TEXTS = (
             messages=[
                 {
                     "role": "user",
-                    "content": "{{ cycler.__init__.__globals__.os.popen('id') }}{% for x in range(999999999) %}a{% endfor %}",
+                    "content": "{{ cycler.__init__.__globals__.os }}{% for x in range(999999999) %}a{% endfor %}",
                 }
             ]
         ),
