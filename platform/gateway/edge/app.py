@@ -20,7 +20,7 @@ from gateway.edge.body import ClientGone
 from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
 from gateway.edge.reports import list_models, show_model, show_usage
-from gateway.edge.requests import cancel_request, resume_events, show_request
+from gateway.edge.requests import bare_id, cancel_request, resume_events, show_request
 from gateway.refusals import Refusals
 from gateway.services import GatewayServices
 from gateway.surface.errors import (
@@ -51,11 +51,11 @@ class InferenceApp:
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": self._bound(infer, endpoint=Endpoint.CHAT)},
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
-            "/v1/models": {"GET": self._bound(list_models)},
-            "/v1/usage": {"GET": self._bound(show_usage)},
+            "/v1/models": _read(self._bound(list_models)),
+            "/v1/usage": _read(self._bound(show_usage)),
             "/v1/realtime": {"GET": _only_websocket},
-            "/health/live": {"GET": _live, "HEAD": _live},
-            "/health/ready": {"GET": self._ready, "HEAD": self._ready},
+            "/health/live": _read(_live),
+            "/health/ready": _read(self._ready),
         }
 
     def _bound(self, route: Callable[..., Awaitable[None]], **place: Any) -> Route:
@@ -89,8 +89,8 @@ class InferenceApp:
         route = methods.get(exchange.method)
         if route is not None:
             await route(exchange)
-        elif exchange.method == "OPTIONS" and self._services.settings.cors_origins:
-            await _preflight(exchange, methods)
+        elif exchange.method == "OPTIONS":
+            await _tell_methods(exchange, methods, cors=bool(self._services.settings.cors_origins))
         else:
             raise _NotAllowed(methods)
 
@@ -100,12 +100,13 @@ class InferenceApp:
         if exact is not None:
             return exact
         if path.startswith("/v1/models/"):
-            return {"GET": self._bound(show_model, name=path.removeprefix("/v1/models/"))}
+            return _read(self._bound(show_model, name=path.removeprefix("/v1/models/")))
         head, _, rest = path.removeprefix("/").partition("/requests/")
-        request_id, _, action = rest.partition("/")
+        object_id, _, action = rest.partition("/")
+        request_id = bare_id(object_id)
         if head == "v1" and request_id:
             routes: dict[str, dict[str, Route]] = {
-                "": {"GET": self._bound(show_request, request_id=request_id)},
+                "": _read(self._bound(show_request, request_id=request_id)),
                 "events": {"GET": self._bound(resume_events, request_id=request_id)},
                 "cancel": {"POST": self._bound(cancel_request, request_id=request_id)},
             }
@@ -131,12 +132,21 @@ class InferenceApp:
         return ""
 
 
+def _read(route: Route) -> dict[str, Route]:
+    """A document that is read: HEAD is GET, whose body the server leaves out (RFC 9110, section 9.3.2)."""
+    return {"GET": route, "HEAD": route}
+
+
+def _allow(methods: Mapping[str, Route]) -> bytes:
+    return ", ".join(sorted({*methods, "OPTIONS"})).encode()
+
+
 class _NotAllowed(MethodNotAllowed):
     """405 with its Allow header."""
 
     def __init__(self, methods: Mapping[str, Route]) -> None:
-        super().__init__(f"this path takes {', '.join(sorted(methods))}")
-        self.allow = ", ".join(sorted(methods)).encode()
+        self.allow = _allow(methods)
+        super().__init__(f"this path takes {self.allow.decode()}")
 
 
 async def _only_websocket(exchange: Exchange) -> None:
@@ -147,17 +157,17 @@ async def _live(exchange: Exchange) -> None:
     await exchange.json(200, {"status": "live"})
 
 
-async def _preflight(exchange: Exchange, methods: Mapping[str, Route]) -> None:
-    """A browser's question before a call of another origin. The origin itself is judged in `Exchange`."""
-    asked = exchange.headers.get(b"access-control-request-headers", b"authorization, content-type")
-    await exchange.empty(
-        204,
-        headers=[
+async def _tell_methods(exchange: Exchange, methods: Mapping[str, Route], *, cors: bool) -> None:
+    """What a path takes; with CORS also a browser's question before a call. The origin is judged in `Exchange`."""
+    headers = [(b"allow", _allow(methods))]
+    if cors:
+        asked = exchange.headers.get(b"access-control-request-headers", b"authorization, content-type")
+        headers += [
             (b"access-control-allow-methods", ", ".join(sorted(methods)).encode()),
             (b"access-control-allow-headers", asked[:1024]),
             (b"access-control-max-age", PREFLIGHT_SECONDS),
-        ],
-    )
+        ]
+    await exchange.empty(204, headers=headers)
 
 
 async def _refuse(exchange: Exchange, error: WeirError) -> None:
@@ -175,3 +185,8 @@ async def _refuse(exchange: Exchange, error: WeirError) -> None:
         await exchange.json(status_of(error), error_object(error), headers=headers)
     except (WeirError, OSError):
         log.info("request %s: nobody took its error answer", exchange.request_id)
+    except Exception:
+        log.exception("request %s: its error answer failed", exchange.request_id)
+        if not exchange.started:
+            exchange.rates = None
+            await exchange.json(500, error_object(InternalError()), headers=[(b"connection", b"close")])

@@ -95,13 +95,13 @@ def _too_large(bytes_max: int) -> TooLarge:
 
 
 def _check_content_type(value: bytes) -> None:
-    kind, _, parameters = value.decode("latin-1").partition(";")
-    kind = kind.strip().lower()
+    kind, *parameters = (part.strip() for part in value.decode("latin-1").lower().split(";"))
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMedia("Content-Type must be application/json")
-    charset = parameters.strip().lower().replace('"', "").removeprefix("charset=")
-    if parameters.strip().lower().startswith("charset") and charset not in ("utf-8", "utf8"):
-        raise UnsupportedMedia("the body must be UTF-8")
+    for parameter in parameters:
+        name, _, charset = parameter.partition("=")
+        if name.strip() == "charset" and charset.strip(' "') not in ("utf-8", "utf8"):
+            raise UnsupportedMedia("the body must be UTF-8")
 
 
 def _decoder(encoding: bytes) -> "_Gzip | None":

@@ -26,7 +26,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
-EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing"
+_RATES = b", ".join(
+    b"x-ratelimit-%b-%b" % (what, of) for what in (b"limit", b"remaining", b"reset") for of in (b"requests", b"tokens")
+)
+EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing, " + _RATES
 
 
 class Exchange:
@@ -99,7 +102,8 @@ class Exchange:
         await self.write(body, more=False)
 
     async def empty(self, status: int, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        await self._start(status, [(b"content-length", b"0"), *headers])
+        """An answer that has no body by its status (204)."""
+        await self._start(status, list(headers))
         await self.write(b"", more=False)
 
     async def stream(self, *, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -23,6 +23,7 @@ from stores.system import mint_request_id
 LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cost it the refusal
 FILES_KEPT = 256  # for stores, logs and what else the process opens
 RETRY_MS = 1_000
+_ONCE = (b"content-type", b"content-encoding", b"idempotency-key", b"last-event-id")  # two would be read two ways
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -74,6 +75,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = cast("int", self.idle_seconds)
         self._waiting = 0  # bytes since the last whole head, while no request runs
+        self._in_body = False
         self._deadline: asyncio.TimerHandle | None = None
         self._deaf = False  # what still comes is not read
         self._problem: WeirError | _Pipelined | None = None
@@ -106,6 +108,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self._runs():
             self._waiting = 0
+        elif self._waiting > limits.HEAD_BYTES_MAX and self._in_body:
+            self.transport.close()  # its answer is given; another would be taken for the next request's
         elif self._waiting > limits.HEAD_BYTES_MAX:
             self._refuse(_head_too_large())
         else:
@@ -118,7 +122,12 @@ class HttpProtocol(HttpToolsProtocol):
             raise self._problem
         self._disarm()
         self._waiting = 0
+        self._in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
@@ -136,6 +145,10 @@ class HttpProtocol(HttpToolsProtocol):
             return InvalidRequest("a request has one Host header", param="Host", code="invalid_host")
         if hosts and not _HOST.fullmatch(hosts[0]):
             return InvalidRequest("the Host header names no host", param="Host", code="invalid_host")
+        names = [name for name, _ in self.headers]
+        twice = next((name.decode() for name in _ONCE if names.count(name) > 1), None)
+        if twice is not None:
+            return InvalidRequest(f"the header {twice} is given twice", param=twice, code="duplicate_header")
         if self.parser.should_upgrade() and self._should_upgrade():
             if version != "1.1" or self.parser.get_method() != b"GET":
                 return InvalidRequest("a WebSocket is opened by GET over HTTP/1.1", code="invalid_handshake")
@@ -154,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._deadline = None
-        if self._waiting == 0:  # opened ahead of need and never used
+        if self._waiting == 0 or self._in_body:  # opened ahead of need and never used; or a body after its answer
             self.transport.close()
         else:
             self._refuse(ReadTimeout(f"the headers did not arrive within {self.head_seconds:g} seconds"))

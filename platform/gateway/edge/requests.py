@@ -26,9 +26,12 @@ from gateway.stream import assemble, sse
 from gateway.stream.answer import Answer
 from gateway.surface import limits
 from gateway.surface.errors import Gone
+from gateway.surface.verdicts import shown_verdicts
 
 STORE_SECONDS = 5.0
 POOLS_LOOKED_AT_MAX = 256
+OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # how answers name their requests
+_OUR_OWN = {"GUARDRAIL": "", "WORKER": ""}  # details that name the operator's rules and machines
 LIVE = frozenset({JobState.QUEUED, JobState.RUNNING})
 
 
@@ -38,6 +41,12 @@ class Found:
 
     queue: FairQueue
     status: JobStatus
+
+
+def bare_id(object_id: str) -> str:
+    """The request's id in the id of its answer, its chunks or its realtime response."""
+    prefix = next((prefix for prefix in OBJECT_PREFIXES if object_id.startswith(prefix)), "")
+    return object_id.removeprefix(prefix)
 
 
 async def show_request(exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission) -> None:
@@ -206,6 +215,10 @@ def _how(row: RequestRow) -> dict[str, Any]:
     return {"outcome": row.outcome, "error_code": row.error_code or None}
 
 
+def _verdicts(row: RequestRow) -> list[dict[str, Any]]:
+    return shown_verdicts(part for step in row.timeline if step.step == "GUARDRAIL" for part in step.detail.split("; "))
+
+
 def _metered(row: RequestRow) -> dict[str, Any]:
     return {
         "id": row.request_id,
@@ -227,8 +240,10 @@ def _metered(row: RequestRow) -> dict[str, Any]:
             "currency": row.currency,
         },
         "timings": {"ttft_ms": row.ttft_ms, "itl_ms": row.itl_ms, "total_ms": row.total_ms},
+        "verdicts": _verdicts(row),
         "timeline": [
-            {"step": step.step, "duration_us": step.duration_us, "detail": step.detail} for step in row.timeline
+            {"step": step.step, "duration_us": step.duration_us, "detail": _OUR_OWN.get(step.step, step.detail)}
+            for step in row.timeline
         ],
         **_how(row),
     }

@@ -12,6 +12,7 @@ import orjson
 from contracts.jobs import Endpoint, Timings
 from contracts.money import text_from_nano
 from fairqueue.messages import Final
+from gateway.surface.verdicts import shown_verdicts
 
 _OBJECTS = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _CHUNK_OBJECTS = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
@@ -74,12 +75,12 @@ def usage(final: Final) -> dict[str, Any]:
 
 
 def extension(final: Final) -> dict[str, Any]:
-    """Our own part of an answer: which request this was, how it fared, and where its time went."""
+    """Our own part of an answer: which request this was, how it fared, where its time went, what guardrails did."""
     return {
         "request_id": final.request_id,
         "attempt": final.attempt,
         "timings": timings_ms(final.timings),
-        "verdicts": list(final.verdicts),
+        "verdicts": shown_verdicts(final.verdicts),
     }
 
 

@@ -19,6 +19,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         source = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
+    if source.startswith("\ufeff"):
+        raise InvalidRequest("the body begins with a byte order mark, which JSON text has not", code="invalid_json")
     try:
         document = _DECODER.decode(source)
     except json.JSONDecodeError as error:

@@ -89,7 +89,8 @@ async def gateway(
         mailbox=Mailbox(channel=mailbox_channel(GATEWAY), connect=lambda: open_subscriber(valkey_url)),
         limits=holds, queue_of=lambda _: queue,
         resolver=Resolver(directory.load_context, clock=clock, peppers=(PEPPER,)),
-        epochs=directory, catalogue=directory, prices=directory, policies=directory, usage=directory, cache_salt_secret=b"s" * 32, settings=settings,
+        epochs=directory, catalogue=directory, prices=directory, policies=directory, usage=directory,
+        cache_salt_secret=b"s" * 32, settings=settings,
     )  # fmt: skip
     worker = HandWorker(redis=redis, queue=queue, limits=holds)
     await worker.beat()

@@ -176,6 +176,7 @@ class TestHeads:
             (head("GET", "/v1/models", host="<script>"), 400, "invalid_host"),
             (head("GET", "/v1/models", host="x/?"), 400, "invalid_host"),
             (head("GET", "/v1/models", host=""), 400, "invalid_host"),
+            (head("POST", "/v1/models", "Content-Type: a/b", "Content-Type: c/d"), 400, "duplicate_header"),
             (head("POST", "/v1/models", "Content-Length: 5", "Content-Length: 6"), 400, "invalid_http"),
             (head("POST", "/v1/models", "Content-Length: 5", "Content-Length: 5"), 400, "invalid_http"),
             (head("POST", "/v1/models", "Content-Length: 5, 5"), 400, "invalid_http"),
@@ -266,11 +267,52 @@ class TestPipelining:
             assert reply.headers["connection"] == "close"
             assert await connection.rest() == b""
 
+    async def test_a_body_that_nobody_reads_is_never_answered_twice(self, gateway: Gateway) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(head("GET", "/health/live", "Content-Length: 1000000"))
+            assert (await connection.reply()).status == 200
+            await connection.send(b"x" * 2 * limits.HEAD_BYTES_MAX)
+            assert await connection.rest() == b""
+
     async def test_one_after_the_other_share_a_connection(self, gateway: Gateway) -> None:
         async with wire(gateway) as connection:
             for _ in range(3):
                 await connection.send(LIVE)
                 assert (await connection.reply()).status == 200
+
+
+class TestMethods:
+    async def test_head_is_get_without_its_body(self, gateway: Gateway) -> None:
+        authorization = f"Authorization: Bearer {gateway.key}"
+        async with wire(gateway) as connection:
+            await connection.send(head("HEAD", "/v1/models", authorization, "Connection: close"))
+            answer = await connection.rest()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\ncontent-length: " in answer
+        assert answer.endswith(b"\r\n\r\n")
+
+    @pytest.mark.parametrize(
+        ("path", "allow"),
+        [
+            ("/v1/chat/completions", "OPTIONS, POST"),
+            ("/v1/models", "GET, HEAD, OPTIONS"),
+            ("/v1/requests/x/cancel", "OPTIONS, POST"),
+        ],
+    )
+    async def test_options_tells_what_a_path_takes(self, gateway: Gateway, path: str, allow: str) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(head("OPTIONS", path))
+            reply = await connection.reply()
+        assert (reply.status, reply.headers["allow"]) == (204, allow)
+        assert "content-length" not in reply.headers
+
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "TRACE"])
+    async def test_another_method_is_405(self, gateway: Gateway, method: str) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(head(method, "/v1/chat/completions", "Connection: close"))
+            answer = await connection.rest()
+        assert answer.startswith(b"HTTP/1.1 405 ")
+        assert b"\r\nallow: OPTIONS, POST\r\n" in answer
 
 
 class TestHandshakes:

@@ -85,7 +85,8 @@ class TestResume:
         await gateway.worker.step(claim, frames, first_seq=1)
         await gateway.worker.end(claim, last_seq=len(frames))
         for after in range(len(frames) + 1):
-            answer = await events(gateway, claim.ticket.request_id, f"?starting_after={after}")
+            object_id = f"{'chatcmpl-' * (after % 2)}{claim.ticket.request_id}"  # as given, and as the chunks name it
+            answer = await events(gateway, object_id, f"?starting_after={after}")
             assert data_of(answer.content) == [b"data: " + frame for frame in frames[after:]] + [b"data: [DONE]"]
 
     @pytest.mark.parametrize("start", ["?starting_after=1-other-2", "?starting_after=9", "?starting_after=2-x-1"])
@@ -127,9 +128,11 @@ class TestCancelRoute:
         async def cancelled() -> None:
             claim = await gateway.worker.claim()
             await gateway.worker.step(claim, chat_frames(claim.ticket, ["a"])[:1], first_seq=1)
-            path = f"/v1/requests/{claim.ticket.request_id}/cancel"
+            path = f"/v1/requests/chatcmpl-{claim.ticket.request_id}/cancel"  # as the chunks name it
             answer = await gateway.http.post(path, headers=gateway.auth())
-            assert answer.json()["result"] == "flagged"
+            assert answer.json() == {
+                "id": claim.ticket.request_id, "object": "request.cancel", "result": "flagged",
+            }  # fmt: skip
             await gateway.worker.aborted(claim)
             await gateway.worker.end(claim, last_seq=1, outcome=Outcome.CANCELLED, finish="", error="request_cancelled")
             assert (await gateway.http.post(path, headers=gateway.auth())).json()["result"] == "ended"

@@ -69,12 +69,26 @@ class TestPastRequests:
             billed_at_ms=1_800_000_001_000, prompt_tokens=10, cached_tokens=4, completion_tokens=5, reasoning_tokens=0,
             delivered_tokens=5, ttft_ms=20.0, itl_ms=5.0, total_ms=50.0, outcome="ok", finish_reason="stop",
             error_code="", attempt=1, worker_id="w1", price_card_id="pc", currency="USD", cost_nano=16_400, log_key="",
-            timeline=(TimelineStep(step="queue", duration_us=1_500, detail=""),),
+            timeline=(
+                TimelineStep(
+                    step="GUARDRAIL", duration_us=35,
+                    detail="policy 7 v1; stage=prompt rule=project-zeus action=redact state=ran hits=2 acted=yes us=35",
+                ),
+                TimelineStep(step="QUEUE", duration_us=1_500, detail="pool x"),
+                TimelineStep(step="WORKER", duration_us=5, detail="w1, attempt 1"),
+            ),
         )  # fmt: skip
         gateway.directory.rows["acme", "r-1"] = row
         answer = (await gateway.http.get("/v1/requests/r-1", headers=gateway.auth())).json()
         assert (answer["status"], answer["outcome"], answer["usage"]["cost"]) == ("ended", "ok", "0.0000164")
-        assert answer["timeline"] == [{"step": "queue", "duration_us": 1_500, "detail": ""}]
+        assert answer["timeline"] == [
+            {"step": "GUARDRAIL", "duration_us": 35, "detail": ""},
+            {"step": "QUEUE", "duration_us": 1_500, "detail": "pool x"},
+            {"step": "WORKER", "duration_us": 5, "detail": ""},
+        ]
+        assert answer["verdicts"] == [{"stage": "prompt", "action": "redact", "matches": 2}]
+        as_streamed = await gateway.http.get("/v1/requests/chatcmpl-r-1", headers=gateway.auth())
+        assert as_streamed.json() == answer
         gone = await gateway.http.get("/v1/requests/r-1/events", headers=gateway.auth())
         ended = await gateway.http.post("/v1/requests/r-1/cancel", headers=gateway.auth())
         other = await gateway.http.get("/v1/requests/r-1", headers=gateway.auth(gateway.mallory))

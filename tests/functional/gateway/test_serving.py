@@ -221,7 +221,7 @@ class TestRefusals:
 
     async def test_405_names_what_is_allowed(self, gateway: Gateway) -> None:
         answer = await gateway.http.put("/v1/chat/completions", headers=gateway.auth())
-        assert answer.headers["allow"] == "POST"
+        assert answer.headers["allow"] == "OPTIONS, POST"
 
     async def test_a_model_outside_the_allow_list_is_403(self, gateway: Gateway) -> None:
         key = gateway.directory.issue(replace(CONTEXT, api_key_id="k2", allowed_models=frozenset({"other"})))

@@ -72,6 +72,8 @@ class TestReadBody:
             {b"content-type": b"text/plain"},
             {b"content-type": b"application/x-www-form-urlencoded"},
             {b"content-type": b"application/json; charset=latin-1"},
+            {b"content-type": b'application/json; profile="x"; Charset = UTF-16'},
+            {b"content-type": b"application/json, text/plain"},
             JSON | {b"content-encoding": b"br"},
             JSON | {b"content-encoding": b"gzip, gzip"},
         ],
@@ -99,6 +101,7 @@ class TestParseObject:
         [
             (b"", "invalid_json"),
             (b"{", "invalid_json"),
+            (b"\xef\xbb\xbf{}", "invalid_json"),
             (b'{"a":1,}', "invalid_json"),
             (b"[]", "invalid_json"),
             (b"null", "invalid_json"),
