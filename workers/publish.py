@@ -112,7 +112,6 @@ class Publisher:
         lane = Lane(claim=claim, next_seq=claim.log_length + 1)
         lane.flushed.set()
         self._lanes[lane.request_id] = lane
-        self._dirty.set()
         return lane
 
     def close(self, lane: Lane) -> None:

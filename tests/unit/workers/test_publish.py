@@ -92,6 +92,17 @@ class TestBatching:
         assert a.last_seq == 3
         assert a.logged_tokens == 3
 
+    async def test_sends_a_first_frame_without_a_token_together_with_the_first_token(self):
+        script = Script()
+        async with publisher(script) as one:
+            lane = one.open(claim("a"))
+            put(one, lane, b"role", tokens=0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            put(one, lane, b"text")
+            await lane.flushed.wait()
+        assert [entry.frames for call in script.calls for entry in call] == [[b"role", b"text"]]
+
     async def test_repeats_the_same_frames_until_the_script_answers(self, monkeypatch):
         monkeypatch.setattr(publish, "RETRY_SECONDS", 0)
         script = Script()
