@@ -20,7 +20,7 @@ from django.utils import timezone
 from controlplane.env import environment
 from stores.secrets import CONSOLE_SECOND_FACTOR, derive
 
-# A person who typed the password this long ago need not type it again to enrol the first factor.
+# Who gave the password, and the second factor if there is one, this long ago need not give it again.
 FRESH_SECONDS = 300
 
 
@@ -31,13 +31,13 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ha
         return False
 
     def is_reauthentication_required(self, *, app: str, **kwargs: Any) -> bool:
-        """The password is asked again, except for the first enrolment right after it was given."""
+        """The password is asked again, except right after all was given: to enrol, and to see one's new codes."""
         required = bool(super().is_reauthentication_required(app=app, **kwargs))
         request = cast("HttpRequest", context.request)
-        if not required or is_mfa_enabled(request.user):
-            return required
-        given = [record["at"] for record in get_authentication_records(request, request.user)]
-        return not given or timezone.now().timestamp() - max(given) > FRESH_SECONDS
+        wanted = "mfa" if is_mfa_enabled(request.user) else "password"
+        records = get_authentication_records(request, request.user)
+        given = [record["at"] for record in records if record.get("method") == wanted]
+        return required and (not given or timezone.now().timestamp() - max(given) > FRESH_SECONDS)
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth has no types

@@ -13,4 +13,4 @@ def console(request: HttpRequest) -> dict[str, Any]:
     match = request.resolver_match
     if match is None or not (match.url_name or "").startswith(_OURS):
         return {}
-    return {**admin.site.each_context(request), "LANGUAGE_CODE": "en"}
+    return {**admin.site.each_context(request), "title": "Sign-in and second factor"}

@@ -7,7 +7,10 @@ from typing import Any
 
 from allauth.account.internal.flows.login import record_authentication
 from allauth.mfa.signals import authentication_failed, authenticator_added, authenticator_removed
+from allauth.mfa.utils import is_mfa_enabled
 from axes.signals import user_locked_out
+from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.db import transaction
 from django.dispatch import receiver
@@ -16,6 +19,11 @@ from django.http import HttpRequest
 from controlplane.signin.sessions import begin
 from tenants import events
 from tenants.actors import Actor
+
+WITHOUT_SECOND_FACTOR = (
+    "You signed in with a password alone: this installation asks for no second factor (WEIR_REQUIRE_MFA). "
+    "You can enrol one under «My second factor»; production asks for it."
+)
 
 
 @receiver(authentication_failed)
@@ -29,6 +37,8 @@ def begin_session(request: HttpRequest | None, user: Any, **kwargs: Any) -> None
     if request is not None:  # None: signed in by a program
         begin(request)
         tell("operator.signed_in", request, user.get_username())
+        if not settings.REQUIRE_SECOND_FACTOR and not is_mfa_enabled(user):
+            messages.info(request, WITHOUT_SECOND_FACTOR, fail_silently=True)
 
 
 @receiver(user_locked_out)
