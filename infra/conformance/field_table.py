@@ -206,7 +206,20 @@ EXTENSIONS = (
     Field(name="logits_processors", takes="array", extension=True),
     Field(name="return_token_ids", takes="boolean", extension=True),
     Field(name="return_tokens_as_token_ids", takes="boolean", extension=True),
+    Field(name="truncation_side", takes="string", bad=("middle",), extension=True),
+    Field(name="media_io_kwargs", takes="object", extension=True),
+    Field(name="prompt_logprobs_token_ids", takes="array", items="integer", extension=True),
+    Field(name="logprob_token_ids", takes="array", items="integer", extension=True),
+    Field(name="include_reasoning", takes="boolean", good=(True,), extension=True),
+    Field(name="prompt_embeds", takes="string array", extension=True),
 )
+# Names that only the other endpoint has, and that a server may take on both.
+BORROWED_BY_CHAT = tuple(field for field in COMPLETIONS if field.name in ("best_of", "suffix"))
+BORROWED_BY_COMPLETIONS = tuple(
+    field for field in CHAT if field.name in ("response_format", "service_tier", "store", "safety_identifier")
+)
+ON_CHAT = (*CHAT, *BORROWED_BY_CHAT, *EXTENSIONS)
+ON_COMPLETIONS = (*COMPLETIONS, *BORROWED_BY_COMPLETIONS, *EXTENSIONS)
 
 # A value of each JSON type. A whole number is also a number; null is a value of its own.
 SAMPLES: dict[str, Any] = {

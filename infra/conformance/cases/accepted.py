@@ -12,9 +12,7 @@ from infra.conformance.case import Case, Check, Kind
 from infra.conformance.cases.ranges import shown
 from infra.conformance.cases.types import request_with
 from infra.conformance.checks import answered, supported
-from infra.conformance.field_table import CHAT as CHAT_FIELDS
-from infra.conformance.field_table import COMPLETIONS as COMPLETION_FIELDS
-from infra.conformance.field_table import EXTENSIONS, Field
+from infra.conformance.field_table import ON_CHAT, ON_COMPLETIONS, Field
 
 # Every server of these conventions has them.
 _CORE = frozenset(
@@ -54,8 +52,7 @@ KIND = Kind(
     group="openai",
     about="every field with values that must be taken, and with null",
     cases=(
-        *_of(CHAT_FIELDS, endpoint=CHAT),
-        *_of(EXTENSIONS, endpoint=CHAT),
-        *_of(COMPLETION_FIELDS, endpoint="/completions"),
+        *_of(ON_CHAT, endpoint=CHAT),
+        *_of(ON_COMPLETIONS, endpoint="/completions"),
     ),
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from infra.conformance.build import USER, case, chat, completion
 from infra.conformance.case import ABSENT, Answer, Http, Kind, Seen, Skipped, Wrong
-from infra.conformance.checks import REFUSALS, answered, choices_of, content_of, refused, supported, usage_of
+from infra.conformance.checks import REFUSALS, answered, any_of, choices_of, content_of, refused, supported, usage_of
+from infra.conformance.target import QUESTION
 
 _CHAT = "OpenAI API reference: the chat completion object"
 _TEXT = "OpenAI API reference: the completion object"
@@ -381,9 +382,90 @@ def _has(usage: dict[str, Any]) -> None:
         raise Wrong(f"usage is {usage}")
 
 
+def _two_prompts(answer: Answer) -> None:
+    if [choice.get("index") for choice in choices_of(answer)] != [0, 1]:
+        raise Wrong(f"{len(choices_of(answer))} choices for two prompts")
+
+
+def _echoed(answer: Answer) -> None:
+    if not content_of(answer).startswith(QUESTION):
+        raise Wrong(f"echo without the prompt: {content_of(answer)[:50]!r}")
+
+
+_OF_TEXT = "OpenAI API reference: create completion"
+_PROMPTS = (
+    _ask("an empty prompt", completion(prompt=""), any_of(200, 400), must="200, or 400", source=_OF_TEXT),
+    _ask(
+        "a prompt of token ids",
+        completion(prompt=[1, 2, 3]),
+        supported(_text_shape, params=("prompt",)),
+        must="200",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "a list of one prompt",
+        completion(prompt=[QUESTION]),
+        supported(_text_shape, params=("prompt",)),
+        must="200",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "a list of one list of token ids",
+        completion(prompt=[[1, 2, 3]]),
+        supported(_text_shape, params=("prompt",)),
+        must="200",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "a list of two prompts",
+        completion(prompt=["a", "b"]),
+        supported(_two_prompts, params=("prompt",)),
+        must="two choices, in their order",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "one prompt in a list counts as its text",
+        (completion(), completion(prompt=[QUESTION])),
+        equal_prompts,
+        must="equal prompt_tokens",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "echo",
+        completion(echo=True),
+        supported(_echoed, params=("echo",)),
+        must="the text begins with the prompt",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "best_of over n",
+        completion(n=1, best_of=2, temperature=1),
+        supported(_choices(1), params=("best_of",)),
+        must="one choice",
+        source=_OF_TEXT,
+    ),
+    _ask(
+        "a suffix",
+        completion(suffix=" end"),
+        supported(_text_shape, params=("suffix",)),
+        must="200, or 400 naming it",
+        source=_OF_TEXT,
+    ),
+    _ask("no tools in the list", chat(tools=[]), any_of(200, 400), must="200, or 400"),
+    _ask("no stop strings in the list", chat(stop=[]), any_of(200, 400), must="200, or 400"),
+    _ask("max_tokens as 4.0", chat(max_tokens=4.0), any_of(200, 400), must="200, or 400"),
+    _ask("an empty user", chat(user=""), any_of(200, 400), must="200, or 400"),
+    _ask(
+        "a message of the role function",
+        chat(messages=[USER, {"role": "function", "name": "river", "content": "Rhine"}]),
+        supported(params=("messages[1].role",)),
+        must="200, or 400 naming it",
+    ),
+)
+
 KIND = Kind(
     name="answers",
     group="openai",
     about="whole answers: shape, counts, sampling",
-    cases=(*_OBJECTS, *_LENGTHS, *_SAMPLING),
+    cases=(*_OBJECTS, *_LENGTHS, *_SAMPLING, *_PROMPTS),
 )

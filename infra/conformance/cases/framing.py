@@ -324,6 +324,27 @@ _ONE_WRITE = (
         source="RFC 9112 9.3.2",
     ),
     case(
+        "an empty line between two requests",
+        wire(message("POST <V1>/chat/completions HTTP/1.1", _LENGTH), b"\r\n<NEXT>", answers=2),
+        in_turn((200, 200)),
+        must="ignored, or the connection closed after one",
+        source="RFC 9112 2.2",
+    ),
+    case(
+        "a length of nought and a request behind it",
+        wire(message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: 0", body=b""), b"<NEXT>", answers=2),
+        in_turn((400, 200), (411, 200), (422, 200)),
+        must="400 for the empty body, then the next",
+        source="RFC 9112 6.3",
+    ),
+    case(
+        "HTTP/1.0 that asks to be kept alive",
+        wire(message("POST <V1>/chat/completions HTTP/1.0", "Connection: keep-alive", _LENGTH)),
+        in_turn((200,)),
+        must="200",
+        source="RFC 9112 9.3, Appendix C.2.2",
+    ),
+    case(
         "twenty requests in one write",
         wire(*[b"<NEXT>"] * 20, answers=20),
         in_turn((200,) * 20),

@@ -343,6 +343,23 @@ _IDS = (
         must="ignored",
         source="W3C Trace Context 3.2",
     ),
+    *(
+        case(
+            f"Idempotency-Key {name}",
+            wire(message("POST <V1>/chat/completions HTTP/1.1", *lines, "Content-Length: <LENGTH>")),
+            any_of(200, 400),
+            must="ignored, or refused",
+            source="draft-ietf-httpapi-idempotency-key-header",
+        )
+        for name, lines in (
+            ("that is empty", ("Idempotency-Key:",)),
+            ("with a space", ("Idempotency-Key: a b",)),
+            ("in bytes above ASCII", (b"Idempotency-Key: \xff\xfe",)),
+            ("given twice", ("Idempotency-Key: a-0001", "Idempotency-Key: a-0002")),
+            ("of a path", ("Idempotency-Key: ../../etc/passwd",)),
+            ("of a Redis command", ("Idempotency-Key: *1 $8 FLUSHALL {t:x} \\r\\n",)),
+        )
+    ),
     case(
         "Idempotency-Key of 10,000 bytes",
         chat(headers=(("Idempotency-Key", "x" * 10_000),)),

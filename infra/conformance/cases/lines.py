@@ -155,14 +155,14 @@ _TARGETS = (
     _line(
         "the absolute form of another server",
         "GET http://127.0.0.1:1/ HTTP/1.1",
-        check=any_of(400, 403, 404, 405, 421, shape=False),
+        check=any_of(301, 302, 400, 403, 404, 405, 421, shape=False),
         must="not fetched: no proxy",
         source="RFC 9112 3.2.2; RFC 9110 7.4",
     ),
     _line(
         "the absolute form of a metadata address",
         "GET http://169.254.169.254/latest/meta-data/ HTTP/1.1",
-        check=any_of(400, 403, 404, 405, 421, shape=False),
+        check=any_of(301, 302, 400, 403, 404, 405, 421, shape=False),
         must="not fetched: no proxy",
         source="RFC 9110 7.4; CVE-2026-24779 (class)",
     ),

@@ -76,7 +76,7 @@ def _posted(name: str, path: str) -> Case:
     sent = wire(
         message(f"POST {path} HTTP/1.1", "Content-Type: application/json", "Content-Length: <LENGTH>", base=_KEY)
     )
-    check = any_of(200, 400, 404, 405, shape=False)
+    check = any_of(200, 400, 403, 404, 405, shape=False)
     return case(
         f"POST to {name}", sent, check, must="answered in place: a POST is never redirected", source="OpenAI SDKs"
     )
@@ -101,7 +101,13 @@ _QUERY = "RFC 3986 3.4"
 
 def _query(name: str, query: str, *, path: str = "<V1>/models") -> Case:
     sent = wire(message(f"GET {path}?{query} HTTP/1.1", base=_KEY, body=b""))
-    return case(f"query: {name}", sent, any_of(200, 400, 404, 414), must="200 or 400", source=_QUERY)
+    return case(
+        f"query: {name}",
+        sent,
+        any_of(200, 400, 404, 414, 431),
+        must="200 or 400; 414 or 431 for its size",
+        source=_QUERY,
+    )
 
 
 _QUERIES = (

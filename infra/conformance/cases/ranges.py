@@ -13,9 +13,7 @@ from infra.conformance.build import CHAT, USER, case, chat, completion, with_fie
 from infra.conformance.case import Case, Kind
 from infra.conformance.cases.types import request_with
 from infra.conformance.checks import any_of, both, refused
-from infra.conformance.field_table import CHAT as CHAT_FIELDS
-from infra.conformance.field_table import COMPLETIONS as COMPLETION_FIELDS
-from infra.conformance.field_table import EXTENSIONS, HUGE, OPENAI, Field
+from infra.conformance.field_table import HUGE, ON_CHAT, ON_COMPLETIONS, OPENAI, Field
 
 _MUST = "400, and `param` names the field"
 _ADVISORIES = "vLLM CVE-2026-34756, -105757, -105922, -114051; GHSA-8r8v-xf7q-rcpr"
@@ -186,9 +184,8 @@ KIND = Kind(
     group="odd",
     about="values out of range, fields that contradict each other, unknown fields",
     cases=(
-        *_of(CHAT_FIELDS, endpoint=CHAT),
-        *_of(EXTENSIONS, endpoint=CHAT),
-        *_of(COMPLETION_FIELDS, endpoint="/completions"),
+        *_of(ON_CHAT, endpoint=CHAT),
+        *_of(ON_COMPLETIONS, endpoint="/completions"),
         *_TOGETHER,
         *_UNKNOWN,
     ),

@@ -8,9 +8,7 @@ from typing import Any
 from infra.conformance.build import CHAT, USER, case, chat, completion
 from infra.conformance.case import ABSENT, Case, Http, Kind
 from infra.conformance.checks import refused
-from infra.conformance.field_table import CHAT as CHAT_FIELDS
-from infra.conformance.field_table import COMPLETIONS as COMPLETION_FIELDS
-from infra.conformance.field_table import EXTENSIONS, OPENAI, SAMPLES, TOOL, Field, wrong_types
+from infra.conformance.field_table import ON_CHAT, ON_COMPLETIONS, OPENAI, SAMPLES, TOOL, Field, wrong_types
 
 _MUST = "400, and `param` names the field"
 
@@ -106,9 +104,8 @@ KIND = Kind(
     group="odd",
     about="every field with a value of every JSON type that it does not take",
     cases=(
-        *_of(CHAT_FIELDS, endpoint=CHAT),
-        *_of(EXTENSIONS, endpoint=CHAT),
+        *_of(ON_CHAT, endpoint=CHAT),
         *_inner(),
-        *_of(COMPLETION_FIELDS, endpoint="/completions"),
+        *_of(ON_COMPLETIONS, endpoint="/completions"),
     ),
 )

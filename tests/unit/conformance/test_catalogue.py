@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from contracts.jobs import Endpoint
+from gateway.surface import schema
 from infra.conformance.case import SLOW_SECONDS, Http, Seen, Wire
 from infra.conformance.catalogue import GROUPS, KINDS, NoSuchGroup, all_cases, chosen_cases
-from infra.conformance.field_table import CHAT, COMPLETIONS, EXTENSIONS, Field, wrong_types
+from infra.conformance.field_table import CHAT, COMPLETIONS, EXTENSIONS, ON_CHAT, ON_COMPLETIONS, Field, wrong_types
 from infra.conformance.output import render_list
 from infra.conformance.target import parse_base_url
 
@@ -73,6 +75,15 @@ class TestFieldTable:
     def test_makes_null_wrong_for_required_fields_alone(self) -> None:
         required = {field.name for field in (*CHAT, *COMPLETIONS) if ("null", None) in wrong_types(field)}
         assert required == {"model", "messages", "prompt"}
+
+    @pytest.mark.parametrize(("endpoint", "table"), [(Endpoint.CHAT, ON_CHAT), (Endpoint.COMPLETIONS, ON_COMPLETIONS)])
+    def test_holds_every_field_that_our_own_edge_knows(self, endpoint: Endpoint, table: tuple[Field, ...]) -> None:
+        known = {*schema._READERS[endpoint], *schema._PASSED[endpoint], *schema._REFUSED}
+        ours_alone = {"on_disconnect"}
+        of_the_other = {"audio", "functions", "function_call", "prediction", "web_search_options", "metadata"}
+        of_the_other |= {"verbosity", "prompt_cache_key", "suffix"}
+        missing = known - ours_alone - {field.name for field in table}
+        assert missing <= (of_the_other if endpoint is Endpoint.COMPLETIONS else set())
 
 
 class TestPlaceholders:
