@@ -9,8 +9,8 @@ class ControlPlaneConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        """Register the system checks (`manage.py check`), what follows a sign-in, and the operators' roles."""
-        from controlplane import checks, roles  # noqa: F401
+        """Register the system checks (`manage.py check`), what follows a sign-in or a save, operators' roles."""
+        from controlplane import announcements, checks, roles  # noqa: F401
         from controlplane.signin import events  # noqa: F401
 
         post_migrate.connect(roles.follow_migration)

@@ -23,7 +23,7 @@ from tenants.webhooks.models import Delivery, DeliveryState, Endpoint
 
 @admin.register(Endpoint)
 class EndpointAdmin(SafeAdmin):
-    list_display = ["url", "tenant", "standing", "waiting", "dead", "last_success_at", "failing_since"]
+    list_display = ["__str__", "tenant", "standing", "waiting", "dead", "last_success_at", "failing_since"]
     list_filter = ["enabled", "disabled_reason", "tenant"]
     list_select_related = ["tenant"]
     search_fields = ["url", "id", "tenant__name"]

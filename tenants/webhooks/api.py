@@ -60,12 +60,12 @@ class EndpointRoute(mixins.ListModelMixin, Route[Endpoint]):
 
     @extend_schema(
         summary="Rotate the signing secret; the new one is shown once",
-        request=shapes.RotateIn,
+        request=shapes.RotateSecretIn,
         responses={201: shapes.SecretShown},
     )
     @action(detail=True, methods=["post"], url_path="rotate-secret")
     def rotate_secret(self, request: Request, pk: Any = None) -> Response:
-        endpoint, overlap = self.to_change(), timedelta(hours=self.body(shapes.RotateIn)["overlap_hours"])
+        endpoint, overlap = self.to_change(), timedelta(hours=self.body(shapes.RotateSecretIn)["overlap_hours"])
         secret = services.rotate_secret(endpoint=endpoint, overlap=overlap, actor=actor_of(request))
         return Response({"secret": secret}, status=201)
 

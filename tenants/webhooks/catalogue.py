@@ -33,6 +33,7 @@ _TENANT = (
     "queued_max",
 )
 _KEY = ("name", "last4", "project", "scopes", "allowed_models", "allowed_networks", "expires_at")
+_PRICE = ("model", "meter", "per_million", "currency", "valid_from", "valid_to")
 _HOOK = ("origin", "events", "enabled")
 
 EVENTS: dict[str, Known] = {
@@ -57,10 +58,32 @@ EVENTS: dict[str, Known] = {
     "member.added": Known("A person got a role.", "member:<id>", after=("user", "role")),
     "member.changed": Known("A person has another role.", "member:<id>", before=("role",), after=("role",)),
     "member.removed": Known("A person's role was taken away.", "member:<id>", before=("user", "role")),
+    "operator.locked_out": Known(
+        "An operator's account was locked after wrong passwords or codes.", "user:<name>", sent=False
+    ),
+    "operator.second_factor_added": Known(
+        "An operator enrolled a second factor.", "user:<name>", after=("kind",), sent=False
+    ),
+    "operator.second_factor_removed": Known(
+        "An operator's second factor was taken away.", "user:<name>", after=("kind",), sent=False
+    ),
+    "operator.signed_in": Known("An operator signed in.", "user:<name>", sent=False),
     "plan.changed": Known(
         "Fields of a plan were changed.", "plan:<id>", before=("<field>",), after=("<field>",), sent=False
     ),
     "plan.created": Known("A plan was made.", "plan:<id>", after=("name",), sent=False),
+    "policy.published": Known(
+        "A version of a guardrail policy is in force. How many rules, never their text.",
+        "policy:<id>",
+        after=("name", "version", "rules"),
+        sent=False,
+    ),
+    "price.approved": Known("The second person approved a price.", "price:<id>", after=_PRICE),
+    "price.set": Known(
+        "A price was set; the one before ends where it begins. A tenant hears of prices of its own.",
+        "price:<id>",
+        after=_PRICE,
+    ),
     "project.created": Known("A project was made.", "project:<id>", after=("name",)),
     "project.deleted": Known(
         "A project was taken off the lists; its keys were revoked.", "project:<id>", before=("name",)

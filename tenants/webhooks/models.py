@@ -65,7 +65,8 @@ class Endpoint(Dated):
         ]
 
     def __str__(self) -> str:
-        return self.url
+        """The origin: a path may hold a secret of its owner's."""
+        return "/".join(self.url.split("/", 3)[:3])
 
 
 class EndpointSecret(models.Model):

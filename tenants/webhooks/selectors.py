@@ -41,7 +41,8 @@ def wants(endpoint: Endpoint, name: str) -> bool:
 
 def is_filter(pattern: str) -> bool:
     """Whether a pattern can ever match: a known name, a family of known names, or everything."""
-    return pattern == "*" or pattern in EVENTS or any(_in_family(name, pattern) for name in EVENTS if name != TEST)
+    sent = [name for name, known in EVENTS.items() if known.sent and name != TEST]
+    return pattern in ("*", TEST) or any(pattern == name or _in_family(name, pattern) for name in sent)
 
 
 def secrets_of(endpoint: Endpoint, *, now: datetime) -> list[str]:

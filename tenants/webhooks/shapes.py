@@ -60,7 +60,7 @@ class EndpointPatch(_EndpointFields):
     """Every field may be left out."""
 
 
-class RotateIn(Strict):
+class RotateSecretIn(Strict):
     overlap_hours = Whole(
         min_value=0,
         max_value=int(OVERLAP_MAX.total_seconds()) // _HOUR,

@@ -8,7 +8,7 @@ from tenants.webhooks.selectors import is_filter
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("platform", "tenants", "safety", "billing")
-RECORDERS = {"record", "_tell", "_move", "record_event"}
+RECORDERS = {"record", "tell", "_tell", "_move"}
 
 
 def _recorded() -> dict[str, str]:
@@ -55,4 +55,7 @@ class TestCatalogue:
 class TestFilter:
     def test_takes_what_can_match_and_refuses_a_slip(self) -> None:
         assert all(is_filter(text) for text in ("*", "key.*", "key.revoked", "webhook.*", TEST))
-        assert not any(is_filter(text) for text in ("", "key", "key.", "kye.revoked", "*.revoked", "key.**", ".*"))
+        assert not any(
+            is_filter(text)
+            for text in ("plan.changed", "operator.*", "", "key", "key.", "kye.revoked", "*.revoked", "key.**", ".*")
+        )
