@@ -44,6 +44,7 @@ class GatewaySettings:
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
     realtime_auth_seconds: float = 10.0
+    realtime_idle_seconds: float = limits.REALTIME_IDLE_SECONDS
     send_stall_seconds: float = limits.STALL_SECONDS  # one send that the client does not take
     streams_max: int = 10_000  # open requests of one gateway
     idempotency_ms: int = 24 * 3_600_000

@@ -1,6 +1,7 @@
-"""What a WebSocket session remembers: its defaults and its items. Step 7; pure; used by `realtime.py`.
+"""What a WebSocket session remembers: its defaults and its items. Step 7; pure; used by the consumer and its responses.
 
-Invariant: a `response.create` becomes the same checked request that POST /v1/chat/completions would make of it.
+Invariants: bounded by items and by bytes of text; a `response.create` becomes the same checked request that POST
+/v1/chat/completions would make of it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,12 @@ from typing import Any
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
 from gateway.surface import limits
-from gateway.surface.fields import items, mapping, one_of, only_keys, text, wrong
+from gateway.surface.fields import integer, items, mapping, one_of, only, only_keys, text, wrong
 from gateway.surface.schema import Asked, check_request
 
 # Fields of a chat request that a session or a response may set; messages come from the conversation.
 _NOT_HERE = frozenset({"messages", "stream", "stream_options", "n", "tools", "tool_choice", "on_disconnect"})
+_MAX_TOKENS = ("max_output_tokens", "max_response_output_tokens", "max_completion_tokens", "max_tokens")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "assistant": "output_text"}
 
 
@@ -23,10 +25,11 @@ class Conversation:
 
     defaults: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    _bytes: int = 0
 
     def update(self, session: Any) -> dict[str, Any]:
         """`session.update`: checked whole before anything changes. Returns the session as it is then."""
-        given = self._settings(session, "session")
+        given = _settings(session, "session")
         merged = {**self.defaults, **given}
         probe = {"model": "probe", **merged, "messages": [{"role": "user", "content": "probe"}]}
         probe.pop("instructions", None)
@@ -37,14 +40,22 @@ class Conversation:
     def add(self, item: Any) -> dict[str, Any]:
         """`conversation.item.create`: a text message of user, system or assistant."""
         if len(self.messages) >= limits.REALTIME_ITEMS_MAX:
-            raise wrong("item", f"a conversation has at most {limits.REALTIME_ITEMS_MAX} items")
+            raise wrong(
+                "item", f"a conversation has at most {limits.REALTIME_ITEMS_MAX} items", code="conversation_full"
+            )
         message = _message(item, "item")
-        self.messages.append(message)
+        if not self._has_room(message["content"]):
+            raise wrong(
+                "item",
+                f"a conversation has at most {limits.REALTIME_BYTES_MAX} bytes of text; open a new connection",
+                code="conversation_full",
+            )
+        self._keep(message)
         return message
 
     def ask(self, response: Any) -> Asked:
         """`response.create`: the chat request of this turn. `input` replaces the conversation for this response."""
-        given = {**self.defaults, **self._settings({} if response is None else response, "response")}
+        given = {**self.defaults, **_settings({} if response is None else response, "response")}
         instructions = given.pop("instructions", None)
         own = given.pop("input", None)
         messages = self.messages if own is None else items(_message, most=limits.MESSAGES_MAX, least=1)(own, "input")
@@ -57,21 +68,50 @@ class Conversation:
         asked = check_request({**given, "messages": messages}, endpoint=Endpoint.CHAT)
         return replace(asked, stream=True, include_usage=False)
 
-    def answered(self, content: str) -> None:
-        """The assistant's text becomes part of the conversation while there is room."""
-        if content and len(self.messages) < limits.REALTIME_ITEMS_MAX:
-            self.messages.append({"role": "assistant", "content": content})
+    def answered(self, content: str) -> bool:
+        """The assistant's text becomes part of the conversation. False: there is no room for it."""
+        if len(self.messages) >= limits.REALTIME_ITEMS_MAX or not self._has_room(content):
+            return False
+        if content:
+            self._keep({"role": "assistant", "content": content})
+        return True
 
-    def _settings(self, value: Any, param: str) -> dict[str, Any]:
-        given = mapping(value, param)
-        for name in given:
-            if name in _NOT_HERE:
-                raise wrong(f"{param}.{name}"[:80], "is not taken over WebSocket", code="unsupported_parameter")
-        if given.get("instructions") is not None:
-            text(limits.BODY_BYTES_MAX)(given["instructions"], f"{param}.instructions")
-        if param == "session" and "input" in given:
+    def _has_room(self, content: str) -> bool:
+        return self._bytes + len(content.encode()) <= limits.REALTIME_BYTES_MAX
+
+    def _keep(self, message: dict[str, Any]) -> None:
+        self._bytes += len(message["content"].encode())
+        self.messages.append(message)
+
+
+def _settings(value: Any, param: str) -> dict[str, Any]:
+    """Fields of a session or a response under the names of the chat request, where they have another here."""
+    given = dict(mapping(value, param))
+    for name in given:
+        if name in _NOT_HERE:
+            raise wrong(f"{param}.{name}"[:80], "is not taken over WebSocket", code="unsupported_parameter")
+    if given.get("instructions") is not None:
+        text(limits.BODY_BYTES_MAX)(given["instructions"], f"{param}.instructions")
+    if param == "session":
+        if "input" in given:
             raise wrong("session.input", "belongs to a response", code="unsupported_parameter")
-        return given
+        only((None, "realtime"), reason="there is one type of session")(given.pop("type", None), "session.type")
+    if "output_modalities" in given:
+        given["modalities"] = given.pop("output_modalities")
+    named = [name for name in _MAX_TOKENS if name in given]
+    if len(named) > 1:
+        raise wrong(f"{param}.{named[1]}", f"says the same as {named[0]}")
+    for name in named:
+        given["max_tokens"] = _max_tokens(given.pop(name), f"{param}.{name}")
+    return given
+
+
+def _max_tokens(value: Any, param: str) -> int | None:
+    """The realtime API writes "inf" for no bound of its own."""
+    if value is None or value == "inf":
+        return None
+    most: int = integer(1, 2**31 - 1)(value, param)
+    return most
 
 
 def _message(item: Any, param: str) -> dict[str, Any]:

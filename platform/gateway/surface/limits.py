@@ -65,7 +65,13 @@ ALLOWED_TOKEN_IDS_MAX = _state("allowed_token_ids", 4_096, "items", "allowed tok
 BAD_WORDS_MAX = _state("bad_words", 64, "items", "words never generated")
 BAD_WORD_CHARS_MAX = _state("bad_words[]", 64, "characters", "one of them")
 END_USER_MAX = _state("user", 256, "characters", "the end user's id; only its hash is kept")
-REALTIME_FRAME_BYTES_MAX = _state("realtime_frame", 1_048_576, "bytes", "one WebSocket message", "close 4413")
+REALTIME_FRAME_BYTES_MAX = _state(
+    "realtime_frame", 1_048_576, "bytes", "one WebSocket message", "close 4413; from twice as many on 1009"
+)
+REALTIME_BYTES_MAX = _state("realtime_bytes", 4_194_304, "bytes", "text of one WebSocket's items", "error event")
+REALTIME_IDLE_SECONDS = _state(
+    "realtime_idle", 900, "s", "a WebSocket whose client says nothing while no response runs", "close 4408"
+)
 REALTIME_RESPONSES_MAX = _state("realtime_responses", 4, "responses", "open responses of one WebSocket", "error event")
 REALTIME_ITEMS_MAX = _state("realtime_items", 512, "items", "conversation items of one WebSocket", "error event")
 REQUEST_ID_MAX = _state("request_id", 64, "characters", "a request id in a path", "404")

@@ -12,8 +12,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from contracts.outcomes import Outcome
-from fairqueue.messages import AbortReason
+from fairqueue.messages import Abort, AbortReason
 from gateway.services import GatewaySettings
+from gateway.surface import limits
 from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway
 
@@ -27,7 +28,13 @@ async def socket(
 ) -> AsyncIterator[ClientConnection]:
     url = gateway.url.replace("http", "ws") + "/v1/realtime" + query
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with connect(url, additional_headers=headers, origin=origin, proxy=None) as connection:  # type: ignore[arg-type]
+    async with connect(
+        url,
+        additional_headers=headers,
+        origin=origin,  # type: ignore[arg-type]
+        compression=None,  # what is sent is what is in the buffers
+        proxy=None,
+    ) as connection:
         yield connection
 
 
@@ -79,6 +86,29 @@ class TestRealtime:
             created = await event(connection)
         assert created["type"] == "session.created"
         assert gateway.key not in json.dumps(created)
+
+    async def test_takes_its_model_from_the_url_and_its_bound_by_the_realtime_name(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            assert (await event(connection))["session"]["model"] == MODEL
+            await say(connection, type="response.create", response={"input": [ITEM], "max_output_tokens": 2})
+            claim = await gateway.worker.serve(["a", "b"], finish="length")
+            seen = [await event(connection) for _ in range(4)]
+        assert (claim.ticket.model, claim.ticket.max_tokens) == (MODEL, 2)
+        assert seen[-1]["response"]["status"] == "incomplete"
+        assert seen[-1]["response"]["kept"] is True
+
+    async def test_a_full_conversation_is_an_event_and_the_connection_stays(self, gateway: Gateway) -> None:
+        item = {"type": "message", "role": "user", "content": "x" * 1_000_000}
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            for _ in range(limits.REALTIME_BYTES_MAX // 1_000_000):
+                await say(connection, type="conversation.item.create", item=item)
+                assert (await event(connection))["type"] == "conversation.item.created"
+            await say(connection, type="conversation.item.create", item=item)
+            refusal = await event(connection)
+            await say(connection, type="session.update", session={})
+            assert (await event(connection))["type"] == "session.updated"
+        assert (refusal["error"]["code"], refusal["error"]["param"]) == ("conversation_full", "item")
 
     async def test_cancels_a_response(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key) as connection:
@@ -201,6 +231,41 @@ class TestCloseCodes:
         async with socket(gateway, query=f"?token={gateway.key}") as connection:
             assert await close_code(connection) == 4400
 
+    @pytest.mark.parametrize(("query", "param"), [("?voice=alloy", "voice"), ("?model=", "model")])
+    async def test_a_url_with_something_else(self, gateway: Gateway, query: str, param: str) -> None:
+        async with socket(gateway, key=gateway.key, query=query) as connection:
+            assert (await event(connection))["error"]["param"] == param
+            assert await close_code(connection) == 4400
+
+    async def test_text_that_is_no_utf8(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await connection.send(b'{"type": "\xff"}', text=True)
+            assert await close_code(connection) == 1007
+        assert [record for record in caplog.records if record.exc_info] == []
+
+    async def test_text_that_is_no_utf8_in_pieces(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await connection.send([b'{"type": "\xff', b'"}'], text=True)
+            assert await close_code(connection) == 1007
+
+    async def test_a_message_far_too_big(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            with suppress(ConnectionClosedError):
+                await connection.send(" " * (2 * limits.REALTIME_FRAME_BYTES_MAX + 1))
+            assert await close_code(connection) == 1009
+
+    async def test_a_frame_that_is_none(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            connection.transport.write(b"\xf3\x80\x00\x00\x00\x00")  # reserved bits and an unknown opcode
+            assert await close_code(connection) == 1002
+        assert [record for record in caplog.records if record.exc_info] == []
+
+    async def test_too_many_responses_again_and_again(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            for _ in range(limits.REALTIME_RESPONSES_MAX + 17):
+                await say(connection, type="response.create", response={"input": [ITEM]})
+            assert await close_code(connection) == 4429
+
     async def test_a_browser_of_another_origin(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key, origin="https://evil.example") as connection:
             assert await close_code(connection) == 4403
@@ -214,6 +279,48 @@ class TestMuteClient:
     async def test_is_closed(self, gateway: Gateway) -> None:
         async with socket(gateway) as connection:
             assert await close_code(connection) == 4408
+
+
+class TestIdleClient:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, realtime_auth_seconds=0.05, realtime_idle_seconds=0.2)
+
+    async def test_is_closed(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            assert await close_code(connection) == 4408
+
+    async def test_is_not_idle_while_its_response_runs(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            await event(connection)
+            await say(connection, type="response.create", response={"input": [ITEM]})
+            claim = await gateway.worker.claim()
+            await asyncio.sleep(0.5)
+            await gateway.worker.end(claim, last_seq=0)
+            assert [(await event(connection))["type"] for _ in range(2)] == ["response.created", "response.done"]
+            assert await close_code(connection) == 4408
+
+
+class TestSlowReader:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, send_stall_seconds=0.2)
+
+    async def test_is_given_up_and_its_response_cancelled(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            await event(connection)
+            await say(connection, type="response.create", response={"input": [ITEM]})
+            await event(connection)
+            connection.transport.pause_reading()
+            claim = await gateway.worker.claim()
+            frames = chat_frames(claim.ticket, ["x" * 200_000] * 60)
+            aborts: list[Abort] = []
+            for seq, frame in enumerate(frames, start=1):
+                aborts = aborts or await gateway.worker.step(claim, [frame], first_seq=seq)
+            assert [abort.reason for abort in aborts or [await gateway.worker.aborted(claim)]] == [
+                AbortReason.CANCELLED
+            ]
+            connection.transport.abort()
 
 
 async def say(connection: ClientConnection, **fields: Any) -> None:
