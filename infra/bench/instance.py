@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -112,6 +112,14 @@ class Instance:
             port=address.port or 80,
             api_key=str(demo["api_key"]),
         )
+
+    def unguarded_target(self, *, model: str) -> Target:
+        """The public API as a tenant of the bench's own, which has no guardrail policy. Raises InstanceFailed."""
+        made = self.manage("create_key", "--tenant", "Bench", "--plan", "Demo", "--name", "Bench", deadline=60.0)
+        key = made.stdout.strip().rpartition("\n")[2]
+        if made.returncode != 0 or not key.startswith("weir_"):
+            raise InstanceFailed(f"`manage.py create_key` ended with {made.returncode}:\n{made.stdout}")
+        return replace(self.platform_target(model=model), name="weir without guardrails", api_key=key)
 
     def engine_target(self, *, model: str) -> Target:
         """The engine itself, past the whole platform."""

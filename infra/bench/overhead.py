@@ -4,8 +4,10 @@ Called by `manage.py bench overhead`. Both sides stream over the same machine fr
 is the very one the platform uses, past everything, on its Unix socket. Two parts, both interleaved so that a change of
 the machine's mood meets both sides:
 
-- latency: one request open at a time, in pairs; which side goes first alternates.
-- throughput: rounds of many requests, as many open as stated; which side goes first alternates.
+- latency: one request open at a time, in threes: the engine, the platform as the demo tenant with its guardrail policy,
+  and the platform as a tenant without one (an output rule may have to wait for the next token before it lets a word
+  go, which is the rule's price and not the path's). Which goes first rotates.
+- throughput: rounds of many requests, as many open as stated, as the demo tenant; which side goes first alternates.
 
 No prompt is seen twice by one side, and the platform's cache salt keeps the two sides' caches apart, so both compute
 every prompt from cold. Answers are compared: the same work was done when texts are equal (temperature 0).
@@ -16,7 +18,7 @@ Invariant: any request that fails or is refused fails the run; a number is never
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from infra.bench.engine_metrics import Occupancy, watching
@@ -33,17 +35,19 @@ PEER = "the engine directly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do. `requests` pairs one at a time, then `rounds` rounds of `concurrency * waves` requests a side.
+    """What to do. `requests` threes one at a time, then `rounds` rounds of `concurrency * waves` requests a side.
 
-    What warms both sides up (`warmup` requests alone, one wave of the crowd) is not measured.
+    What warms both sides up (`warmup` requests alone, one wave of the crowd) is not measured. Requests alone end after
+    `alone_tokens`: what they are for is the first.
     """
 
     requests: int = 100
     concurrency: int = 8
     rounds: int = 4
-    waves: int = 3
-    prompt_words: int = 60
-    max_tokens: int = 16
+    waves: int = 2
+    prompt_words: int = 40
+    max_tokens: int = 32
+    alone_tokens: int = 4
     warmup: int = 3
     deadline: float = 60.0
     seed: int = 1
@@ -52,7 +56,7 @@ class Plan:
     def steps(self) -> int:
         """How many requests the whole plan sends, for the progress bar."""
         crowd = self.concurrency * (1 + self.rounds * self.waves)
-        return 2 * (self.warmup + self.requests + crowd)
+        return 3 * (self.warmup + self.requests) + 2 * crowd
 
 
 @dataclass(slots=True)
@@ -78,43 +82,44 @@ class Side:
         return statistics.median(load.output_tokens_per_second for load in self.rounds)
 
     def loads(self, plan: Plan) -> list[Load]:
-        """For the record: the requests sent alone, and all rounds as one."""
+        """For the record: the requests sent alone, and all rounds as one where there were any."""
         crowd = [answer for load in self.rounds for answer in load.answers]
         seconds = sum(load.seconds for load in self.rounds)
-        return [
-            Load(name="one at a time", answers=self.alone, seconds=self.alone_seconds, concurrency=1),
-            Load(name="all rounds", answers=crowd, seconds=seconds, concurrency=plan.concurrency),
-        ]
+        alone = Load(name="one at a time", answers=self.alone, seconds=self.alone_seconds, concurrency=1)
+        rounds = Load(name="all rounds", answers=crowd, seconds=seconds, concurrency=plan.concurrency)
+        return [alone, rounds] if self.rounds else [alone]
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Both sides of a whole run."""
+    """All sides of a whole run. `bare`: the platform as a tenant without a guardrail policy, requests alone only."""
 
     plan: Plan
     direct: Side
     weir: Side
+    bare: Side
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def failures(self) -> list[str]:
         """Every request that did not end well, by side."""
         return [
             f"{side.target.name}: {answer.failure}"
-            for side in (self.direct, self.weir)
+            for side in (self.direct, self.weir, self.bare)
             for answer in [*side.alone, *(item for load in side.rounds for item in load.answers)]
             if answer.failure
         ]
 
     def unequal(self) -> int:
-        """Pairs, sent one at a time, whose texts or completion counts differ."""
+        """Answers to requests sent alone whose text or completion count is not the engine's."""
         return sum(
             (ours.text, ours.completion_tokens) != (theirs.text, theirs.completion_tokens)
-            for ours, theirs in zip(self.weir.alone, self.direct.alone, strict=True)
+            for side in (self.weir, self.bare)
+            for ours, theirs in zip(side.alone, self.direct.alone, strict=True)
         )
 
-    def interval_ms(self, *, percent: float) -> tuple[float, float]:
-        """A 95 % interval of the time added to the first token at this percentile, resampling pairs."""
-        pairs = list(zip(self.weir.ttft_ms, self.direct.ttft_ms, strict=True))
+    def interval_ms(self, side: Side, *, percent: float) -> tuple[float, float]:
+        """A 95 % interval of the time that `side` adds to the first token at this percentile, resampling pairs."""
+        pairs = list(zip(side.ttft_ms, self.direct.ttft_ms, strict=True))
 
         def added(drawn: Sequence[tuple[float, float]]) -> float:
             ours, theirs = zip(*drawn, strict=True)
@@ -123,30 +128,33 @@ class Comparison:
         return bootstrap_interval(pairs, statistic=added)
 
 
-async def run(*, direct: Target, weir: Target, plan: Plan, advance: Callable[[int], None]) -> Comparison:
+async def run(*, direct: Target, weir: Target, bare: Target, plan: Plan, advance: Callable[[int], None]) -> Comparison:
     """The whole plan. `advance` is told of every request that has ended. Raises nothing for a failed request."""
-    found = Comparison(plan, Side(direct), Side(weir))
+    found = Comparison(plan, Side(direct), Side(weir), Side(bare))
     async with (
         open_connections(direct, count=plan.concurrency) as to_direct,
         open_connections(weir, count=plan.concurrency) as to_weir,
+        open_connections(bare, count=1) as to_bare,
         watching(direct) as found.occupancy,
     ):
-        lanes = ((found.direct, to_direct), (found.weir, to_weir))
+        lanes = [(found.direct, to_direct), (found.weir, to_weir), (found.bare, to_bare)]
+        crowds = lanes[:2]
         for index in range(plan.warmup):
             for _, connections in lanes:
                 await _one(connections[0], plan, index=-1 - index)
                 advance(1)
-        for _, connections in lanes:
+        for _, connections in crowds:
             await _round(connections, plan, index=-1, waves=1)
             advance(plan.concurrency)
         for index in range(plan.requests):
-            for side, connections in lanes if index % 2 == 0 else lanes[::-1]:
+            first = index % len(lanes)
+            for side, connections in lanes[first:] + lanes[:first]:
                 answer = await _one(connections[0], plan, index=index)
                 side.alone.append(answer)
                 side.alone_seconds += answer.total
                 advance(1)
         for index in range(plan.rounds):
-            for side, connections in lanes if index % 2 == 0 else lanes[::-1]:
+            for side, connections in crowds if index % 2 == 0 else crowds[::-1]:
                 side.rounds.append(await _round(connections, plan, index=index, waves=plan.waves))
                 advance(plan.concurrency * plan.waves)
     return found
@@ -154,7 +162,7 @@ async def run(*, direct: Target, weir: Target, plan: Plan, advance: Callable[[in
 
 async def _one(connection: Connection, plan: Plan, *, index: int) -> Answer:
     prompt = make_prompt(seed=plan.seed, index=index, words=plan.prompt_words)
-    return await stream_chat(connection, prompt=prompt, max_tokens=plan.max_tokens, deadline=plan.deadline)
+    return await stream_chat(connection, prompt=prompt, max_tokens=plan.alone_tokens, deadline=plan.deadline)
 
 
 async def _round(connections: Sequence[Connection], plan: Plan, *, index: int, waves: int) -> Load:
@@ -170,31 +178,12 @@ async def _round(connections: Sequence[Connection], plan: Plan, *, index: int, w
 def measures(found: Comparison, *, engine: str) -> list[Measure]:
     """The lines of a run without failures. Raises ValueError when nothing was measured."""
     plan = found.plan
-    alone: dict[str, str | int | float] = {"engine": engine, "concurrency": 1, "requests": plan.requests}
+    lines = [*_latency(found, found.weir, engine=engine), *_latency(found, found.bare, engine=engine)]
     crowd: dict[str, str | int | float] = {
         "engine": engine,
         "concurrency": plan.concurrency,
         "requests": plan.concurrency * plan.waves * plan.rounds,
     }
-    lines: list[Measure] = []
-    for name, ours, theirs in (
-        ("ttft", found.weir.ttft_ms, found.direct.ttft_ms),
-        ("itl", found.weir.gaps_ms, found.direct.gaps_ms),
-    ):
-        for percent in (50, 99):
-            mine, peer = percentile(ours, percent=percent), percentile(theirs, percent=percent)
-            lines.append(
-                Measure(
-                    bench=NAME,
-                    case=alone,
-                    metric=f"added_{name}_p{percent}_ms",
-                    value=mine - peer,
-                    unit="ms",
-                    peer=PEER,
-                    peer_value=peer,
-                    whole=mine,
-                )
-            )
     mine, peer = found.weir.tokens_per_second, found.direct.tokens_per_second
     for metric, value, unit, beside in (
         ("output_tokens_per_second", mine, "tokens/s", peer),
@@ -203,18 +192,51 @@ def measures(found: Comparison, *, engine: str) -> list[Measure]:
         lines.append(
             Measure(bench=NAME, case=crowd, metric=metric, value=value, unit=unit, peer=PEER, peer_value=beside)
         )
-    lines.append(Measure(bench=NAME, case=alone, metric="unequal_answers", value=found.unequal(), unit="pairs"))
+    alone: dict[str, str | int | float] = {"engine": engine, "concurrency": 1, "requests": plan.requests}
+    lines.append(Measure(bench=NAME, case=alone, metric="unequal_answers", value=found.unequal(), unit="answers"))
     return lines
+
+
+def _latency(found: Comparison, side: Side, *, engine: str) -> Iterator[Measure]:
+    """What one side adds to the engine, at the middle and at the tail."""
+    case: dict[str, str | int | float] = {
+        "engine": engine,
+        "guard": "policy" if side is found.weir else "none",
+        "concurrency": 1,
+        "requests": found.plan.requests,
+    }
+    for name, ours, theirs in (
+        ("ttft", side.ttft_ms, found.direct.ttft_ms),
+        ("itl", side.gaps_ms, found.direct.gaps_ms),
+    ):
+        for percent in (50, 99):
+            mine, peer = percentile(ours, percent=percent), percentile(theirs, percent=percent)
+            yield Measure(
+                bench=NAME,
+                case=case,
+                metric=f"added_{name}_p{percent}_ms",
+                value=mine - peer,
+                unit="ms",
+                peer=PEER,
+                peer_value=peer,
+                whole=mine,
+            )
 
 
 def verdict_rows(found: Comparison, lines: Sequence[Measure]) -> list[tuple[str, str]]:
     """Aims against what was seen, in words."""
-    values = {line.metric: line.value for line in lines}
     rows: list[tuple[str, str]] = []
-    for percent in (50, 99):
-        low, high = found.interval_ms(percent=percent)
-        rows.append((f"added at p{percent}", f"95 % of resamplings of the pairs: {low:.2f} to {high:.2f} ms"))
-    for metric, aim in TARGETS.items():
-        met = values[metric] >= aim if metric == "throughput" else values[metric] <= aim
-        rows.append((metric, f"{values[metric]:.3f}, aim {aim:g}: {'met' if met else 'missed'}"))
+    for side, guard in ((found.weir, "with the policy"), (found.bare, "without a policy")):
+        for percent in (50, 99):
+            low, high = found.interval_ms(side, percent=percent)
+            rows.append(
+                (f"added at p{percent} {guard}", f"95 % of resamplings of the pairs: {low:.2f} to {high:.2f} ms")
+            )
+    for line in lines:
+        aim = TARGETS.get(line.metric)
+        if aim is None:
+            continue
+        met = line.value >= aim if line.metric == "throughput" else line.value <= aim
+        guard = f" guard={line.case['guard']}" if "guard" in line.case else ""
+        rows.append((line.metric + guard, f"{line.value:.3f}, aim {aim:g}: {'met' if met else 'missed'}"))
     return rows

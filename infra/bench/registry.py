@@ -72,6 +72,7 @@ async def run_overhead(instance: Instance, options: Options, start: Start) -> Fi
     found = await overhead.run(
         direct=instance.engine_target(model=inner),
         weir=instance.platform_target(model=model),
+        bare=instance.unguarded_target(model=model),
         plan=plan,
         advance=start(plan.steps),
     )
@@ -80,7 +81,7 @@ async def run_overhead(instance: Instance, options: Options, start: Start) -> Fi
         raise BenchFailed(f"{len(failures)} requests failed, the first: {failures[0]}")
     lines = overhead.measures(found, engine=options.engine)
     record: dict[str, Rows] = {"machine": machine_rows(), "model": model_rows(card), "engine": found.occupancy.rows()}
-    for side in (found.direct, found.weir):
+    for side in (found.direct, found.weir, found.bare):
         for load in side.loads(plan):
             record[f"{side.target.name}, {load.name}"] = load.rows()
     record["aims"] = overhead.verdict_rows(found, lines)

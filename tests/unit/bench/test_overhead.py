@@ -1,7 +1,5 @@
 """The arithmetic of bench `overhead`, on answers with known times."""
 
-import itertools
-
 import pytest
 
 from infra.bench.engine_metrics import Occupancy, read_metrics
@@ -36,17 +34,19 @@ def side(name: str, *, ttft: float, seconds: float) -> Side:
 @pytest.fixture
 def found() -> Comparison:
     plan = Plan(requests=5, concurrency=2, rounds=3, waves=2)
-    return Comparison(plan, side("engine", ttft=0.1, seconds=1.0), side("weir", ttft=0.106, seconds=1.25))
+    bare = Side(Target(name="bare", model="m"), [answer(ttft=0.104)] * 5, 1.0)
+    return Comparison(plan, side("engine", ttft=0.1, seconds=1.0), side("weir", ttft=0.106, seconds=1.25), bare)
 
 
 class TestMeasures:
     def test_subtracts_percentiles_and_keeps_the_peers(self, found: Comparison) -> None:
-        lines = {line.metric: line for line in measures(found, engine="simulated")}
-        added = lines["added_ttft_p50_ms"]
+        lines = {(line.metric, line.case.get("guard")): line for line in measures(found, engine="simulated")}
+        added = lines["added_ttft_p50_ms", "policy"]
         assert added.value == pytest.approx(6.0)
         assert added.peer_value == pytest.approx(100.0)
         assert added.ratio == pytest.approx(1.06)
-        assert lines["added_itl_p99_ms"].value == pytest.approx(0.0, abs=1e-9)
+        assert lines["added_ttft_p50_ms", "none"].value == pytest.approx(4.0)
+        assert lines["added_itl_p99_ms", "policy"].value == pytest.approx(0.0, abs=1e-9)
 
     def test_takes_throughput_from_the_median_round(self, found: Comparison) -> None:
         lines = {line.metric: line for line in measures(found, engine="simulated")}
@@ -65,7 +65,8 @@ class TestMeasures:
 
     def test_says_of_each_aim_whether_it_was_met(self, found: Comparison) -> None:
         rows = dict(verdict_rows(found, measures(found, engine="simulated")))
-        assert rows["added_ttft_p50_ms"].endswith("met")
+        assert rows["added_ttft_p50_ms guard=policy"].endswith("met")
+        assert rows["added_ttft_p50_ms guard=none"].endswith("met")
         assert rows["throughput"].endswith("missed")
 
 
@@ -118,5 +119,5 @@ class TestEngineMetrics:
 class TestPlan:
     def test_counts_what_it_sends(self) -> None:
         plan = Plan(requests=10, concurrency=2, rounds=3, waves=4, warmup=1)
-        sides = itertools.repeat(1 + 2 + 10 + 3 * 2 * 4, 2)  # warm-up alone and together, pairs, rounds
-        assert plan.steps == sum(sides)
+        alone, crowd = 1 + 10, 2 + 3 * 2 * 4  # each with its warm-up
+        assert plan.steps == 3 * alone + 2 * crowd

@@ -1,0 +1,1 @@
+"""Commands of the tenants room: create_key, rebuild_limits."""
