@@ -167,6 +167,7 @@ SECURE_HSTS_SECONDS = 31_536_000 if ENV.production else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = ENV.production
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.production else None
 X_FRAME_OPTIONS = "DENY"
+CSRF_FAILURE_VIEW = "controlplane.views.csrf_failure"
 SECURE_REFERRER_POLICY = "same-origin"
 # No inline script runs, also where a page would be tricked into holding one. The console's toolkit (django-unfold)
 # evaluates expressions from its own templates' attributes, which needs 'unsafe-eval', and sets style attributes.

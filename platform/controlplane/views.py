@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.views import defaults
+from django.views import csrf, defaults
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
 
@@ -71,6 +71,13 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
     if _is_page(request):
         return defaults.permission_denied(request, exception)
     return _error("You may not do this.", status=403, kind="permission_error", code="permission_denied")
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """403 for a form that is not ours; outside the console no path takes forms at all."""
+    if _is_page(request):
+        return csrf.csrf_failure(request, reason)
+    return _error("This path takes no such request.", status=403, kind="permission_error", code="permission_denied")
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
