@@ -10,41 +10,31 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.clickhouse.migrate import Topology, migrate
-from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings
+from contracts.jobs import Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.wire import encode
 from fairqueue.keys import PoolKeys
 from stores.clickhouse_chdb import ChdbOwner
 from tenants.models import Plan, Tenant
+from tests.factories import jobs
 
 PRICE = PriceCard(card_id="in+cached+out", currency="USD", input_nano=250, cached_nano=25, output_nano=2_000)
 ADMITTED_MS = 1_800_000_000_000
 
 
 def make_ticket(number: int, *, pool: str, tenant_id: str) -> Ticket:
-    return Ticket(
-        request_id=str(uuid.UUID(int=((ADMITTED_MS + number) << 80) | (0x7 << 76) | (0b10 << 62) | number)),
+    return jobs.make_ticket(
+        str(uuid.UUID(int=((ADMITTED_MS + number) << 80) | (0x7 << 76) | (0b10 << 62) | number)),
         tenant_id=tenant_id,
-        project_id="project",
         api_key_id=f"key-{number % 2}",
         pool=pool,
-        model="model",
-        endpoint=Endpoint.CHAT,
-        body=b"",
-        stream=True,
-        include_usage=False,
         prompt_tokens=100,
         max_tokens=50,
-        choices=1,
-        cache_salt="salt",
         price=PRICE,
-        policy=None,
-        service_class=ServiceClass.INTERACTIVE,
         admitted_at_ms=ADMITTED_MS + number,
         edge_us=100,
         guard_us=200,
-        evaluation_log=False,
     )
 
 

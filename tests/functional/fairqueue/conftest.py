@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings, UsageRecord
-from contracts.money import PriceCard
+from contracts.jobs import Claim, Ticket, Timings, UsageRecord
 from contracts.outcomes import Outcome
 from contracts.tokens import TokenCounts
 from fairqueue.keys import PoolKeys
 from fairqueue.messages import Enqueued, StepEntry, StepReply, Wait, final_of, usage_from_stream
 from fairqueue.queue import FairQueue, QueueBounds
+from tests.factories.jobs import make_ticket
 
 START_US = 1_800_000_000_000_000
 BOX = "w:mb:gateway"
@@ -39,30 +39,8 @@ class Pool:
         self.now[0] += ms * 1000
 
     def ticket(self, request_id: str, **changes: Any) -> Ticket:
-        values: dict[str, Any] = {
-            "request_id": request_id,
-            "tenant_id": "acme",
-            "project_id": "project",
-            "api_key_id": "key",
-            "pool": "pool",
-            "model": "model",
-            "endpoint": Endpoint.CHAT,
-            "body": b'{"messages": ["secret prompt"]}',
-            "stream": True,
-            "include_usage": False,
-            "prompt_tokens": 10,
-            "max_tokens": 20,
-            "choices": 1,
-            "cache_salt": "",
-            "price": PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2),
-            "policy": None,
-            "service_class": ServiceClass.INTERACTIVE,
-            "admitted_at_ms": START_US // 1000,
-            "edge_us": 11,
-            "guard_us": 22,
-            "evaluation_log": False,
-        }
-        return Ticket(**values | changes)
+        values = {"body": b'{"messages": ["secret prompt"]}', "admitted_at_ms": START_US // 1000, **changes}
+        return make_ticket(request_id, **values)
 
     async def enqueue(
         self,

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
-from contracts.money import PriceCard
+from contracts.jobs import Claim, Ticket, Timings
 from contracts.outcomes import Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
@@ -27,9 +26,9 @@ from fairqueue.messages import StepEntry
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from stores.redis import open_redis
+from tests.factories.jobs import make_ticket
 
 START_US = 1_800_000_000_000_000
-PRICE = PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2)
 BOUNDS = QueueBounds(queued_total_max=100_000, queued_bytes_max=2**40)
 TOKENS_PER_ROUND = 8
 FOREVER_MS = START_US // 1000 + 10**9
@@ -221,28 +220,12 @@ class Simulation:
 
 
 def ticket_of(request_id: str, tenant: str, shape: Shape) -> Ticket:
-    return Ticket(
-        request_id=request_id,
+    return make_ticket(
+        request_id,
         tenant_id=tenant,
-        project_id="project",
-        api_key_id="key",
-        pool="pool",
-        model="model",
-        endpoint=Endpoint.CHAT,
-        body=b"{}",
-        stream=True,
-        include_usage=False,
         prompt_tokens=shape.prompt,
         max_tokens=shape.output,
-        choices=1,
-        cache_salt="",
-        price=PRICE,
-        policy=None,
-        service_class=ServiceClass.INTERACTIVE,
         admitted_at_ms=START_US // 1000,
-        edge_us=0,
-        guard_us=0,
-        evaluation_log=False,
     )
 
 

@@ -21,8 +21,7 @@ from hypothesis.stateful import (
 )
 
 from contracts.errors import DeadlinePassed, QueueFull
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
-from contracts.money import PriceCard
+from contracts.jobs import Claim, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
@@ -30,6 +29,7 @@ from fairqueue.messages import Final, StepEntry, Wait
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from stores.redis import open_redis
+from tests.factories.jobs import make_ticket
 from tests.property.fairqueue.pool_state import read_state
 
 T = TypeVar("T")
@@ -44,35 +44,14 @@ BOUNDS = QueueBounds(
     deaths_max=2,
     log_bytes_max=120,
 )
-PRICE = PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2)
 TENANTS = ["acme", "basic", "mallory"]
 WORKERS = ["w1", "w2"]
 POOLS = itertools.count()
 
 
 def ticket_of(request_id: str, tenant: str, prompt: int, max_tokens: int) -> Ticket:
-    return Ticket(
-        request_id=request_id,
-        tenant_id=tenant,
-        project_id="project",
-        api_key_id="key",
-        pool="pool",
-        model="model",
-        endpoint=Endpoint.CHAT,
-        body=b"{}",
-        stream=True,
-        include_usage=False,
-        prompt_tokens=prompt,
-        max_tokens=max_tokens,
-        choices=1,
-        cache_salt="",
-        price=PRICE,
-        policy=None,
-        service_class=ServiceClass.INTERACTIVE,
-        admitted_at_ms=START_US // 1000,
-        edge_us=0,
-        guard_us=0,
-        evaluation_log=False,
+    return make_ticket(
+        request_id, tenant_id=tenant, prompt_tokens=prompt, max_tokens=max_tokens, admitted_at_ms=START_US // 1000
     )
 
 

@@ -10,25 +10,13 @@ from billing.metering.record import COLUMNS, Batch, PoisonRecord, build_row, che
 from contracts.jobs import Timings, UsageRecord
 from contracts.money import PriceCard
 from contracts.tokens import TokenCounts
+from tests.factories.jobs import make_record
 
 BATCH = Batch(batch_id="00000000-0000-4000-8000-000000000001", created_at_ms=1_800_000_005_000)
-RECORD = UsageRecord(
+RECORD = make_record(
     request_id="0192f0c1-0000-7000-8000-000000000001",
-    revision=1,
-    tenant_id="acme",
-    project_id="project",
-    api_key_id="key",
-    pool="pool",
-    model="model",
-    endpoint="chat/completions",
-    service_class="interactive",
-    admitted_at_ms=1_800_000_000_123,
-    billed_at_ms=1_800_000_004_567,
     counts=TokenCounts(prompt=100, cached=60, completion=20, reasoning=5),
     delivered_tokens=19,
-    outcome="ok",
-    finish_reason="stop",
-    error_code="",
     attempt=2,
     worker_id="worker",
     price=PriceCard(card_id="a+b+c", currency="USD", input_nano=250, cached_nano=25, output_nano=2_000),
@@ -36,8 +24,6 @@ RECORD = UsageRecord(
     policy_id="policy",
     policy_version=3,
     verdicts=("regex: flagged",),
-    stream=True,
-    end_user_hash="",
 )
 
 

@@ -3,37 +3,23 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings
-from contracts.money import PriceCard
+from contracts.jobs import Endpoint, ServiceClass, Timings
 from contracts.tenancy import PolicyRef
 from contracts.tokens import TokenCounts
 from contracts.wire import WireError, decode, encode
 from fairqueue.keys import PoolKeys, mailbox_channel
 from fairqueue.loading import load_pool_scripts
 from fairqueue.messages import Ended, Final, Released, decode_mailbox, final_of, pack_verdicts, usage_from_stream
+from tests.factories.jobs import make_ticket
 
-TICKET = Ticket(
-    request_id="r1",
-    tenant_id="acme",
-    project_id="project",
-    api_key_id="key",
-    pool="pool",
-    model="model",
+TICKET = make_ticket(
+    "r1",
     endpoint=Endpoint.COMPLETIONS,
-    body=b"",
     stream=False,
     include_usage=True,
-    prompt_tokens=10,
-    max_tokens=20,
-    choices=1,
-    cache_salt="salt",
-    price=PriceCard(card_id="card", currency="EUR", input_nano=1, cached_nano=1, output_nano=2),
     policy=PolicyRef(policy_id="policy", version=3),
     service_class=ServiceClass.BATCH,
     admitted_at_ms=5,
-    edge_us=11,
-    guard_us=22,
-    evaluation_log=False,
     guard_prompt=("prompt:flag:names",),
 )
 FIELDS = {

@@ -41,12 +41,13 @@ class TestPrometheus:
         assert prometheus.read_labels(METRICS, "absent") == {}
 
 
-def command(**settings):
+def command(cores=8, **settings):
     return vllm_command(
         engine=EngineSettings(_env_file=None, python="py", **settings),
         model_dir=Path("model"),
         served="name",
         uds=Path("e.sock"),
+        cores=cores,
     )
 
 
@@ -69,6 +70,14 @@ class TestVllmCommand:
         assert environment["VLLM_TARGET_DEVICE"] == "cpu"
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3"
         assert environment["HF_HUB_OFFLINE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
+
+    @pytest.mark.parametrize(
+        ("cores", "ranks", "apart"), [(1, 1, False), (2, 1, False), (3, 1, True), (64, 1, True), (2, 2, True)]
+    )
+    def test_gives_the_model_a_process_of_its_own_only_where_threads_are_bound(self, cores, ranks, apart):
+        environment = command(cores, tensor_parallel_size=ranks).environment
+        assert ("VLLM_ENABLE_V1_MULTIPROCESSING" not in environment) is apart
+        assert ("OMP_NUM_THREADS" not in environment) is apart
 
     def test_takes_the_options_of_a_gpu(self):
         made = command(

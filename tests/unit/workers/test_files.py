@@ -9,9 +9,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from contracts.jobs import Timings, UsageRecord
+from contracts.jobs import Timings
 from contracts.tokens import TokenCounts
 from stores.objects import Objects
+from tests.factories.jobs import make_record
 from tests.unit.workers.cast import TICKET, ticket
 from workers.attempts import AttemptLog, read_attempts
 from workers.engines.base import EngineFacts
@@ -19,32 +20,12 @@ from workers.engines.simulated.toy import write_toy_model
 from workers.evaluation import EvaluationLog, evaluation_document, evaluation_key
 from workers.registration import ModelFilesError, read_card
 
-RECORD = UsageRecord(
+RECORD = make_record(
+    TICKET,
     request_id="r1",
-    revision=1,
-    tenant_id="acme",
-    project_id="p",
-    api_key_id="k",
-    pool="toy",
-    model="toy",
-    endpoint="chat/completions",
-    service_class="interactive",
-    admitted_at_ms=1,
-    billed_at_ms=2,
     counts=TokenCounts(prompt=5, completion=3),
     delivered_tokens=3,
-    outcome="ok",
-    finish_reason="stop",
-    error_code="",
-    attempt=1,
-    worker_id="w1",
-    price=TICKET.price,
     timings=Timings(itl={63: 2}),
-    policy_id="",
-    policy_version=0,
-    verdicts=(),
-    stream=True,
-    end_user_hash="",
 )
 
 
