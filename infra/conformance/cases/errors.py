@@ -82,8 +82,8 @@ _RAW_KEYS = (
         check=in_turn((401,), (400,), (200,)),
         must="401, 400 or 200",
     ),
-    _raw_auth("the key cut by one letter", "Authorization: Bearer <KEY>x"),
-    _raw_auth("the key in capital letters of another case", "Authorization: Bearer x<KEY>"),
+    _raw_auth("the key with a letter more", "Authorization: Bearer <KEY>x"),
+    _raw_auth("the key behind a letter", "Authorization: Bearer x<KEY>"),
     _raw_auth(
         "the key twice",
         "Authorization: Bearer <KEY>",
