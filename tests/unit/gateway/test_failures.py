@@ -1,0 +1,44 @@
+"""What a final frame that is no answer tells the client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.outcomes import Outcome
+from fairqueue.messages import Final, final_of
+from gateway.surface.errors import error_object, failure_of, status_of
+from tests.factories.jobs import make_record
+
+
+def final(**changes: object) -> Final:
+    return replace(final_of(make_record(), cost_nano=0), **changes)
+
+
+class TestFailureOf:
+    def test_tells_the_field_that_the_engine_refused(self) -> None:
+        refused = final(
+            outcome=Outcome.FAILED,
+            status=400,
+            error_code="invalid_value",
+            error_message="The engine does not take this value of `temperature`.",
+            error_param="temperature",
+        )
+        error = failure_of(refused)
+        assert error is not None
+        assert status_of(error) == 400
+        assert error_object(error) == {
+            "error": {
+                "message": "The engine does not take this value of `temperature`.",
+                "type": "invalid_request_error",
+                "param": "temperature",
+                "code": "invalid_value",
+            }
+        }
+
+    def test_names_no_field_where_none_is_known(self) -> None:
+        error = failure_of(final(outcome=Outcome.FAILED, status=502, error_code="engine_error", error_message="x"))
+        assert error is not None
+        assert error.param is None
+
+    def test_is_none_for_a_whole_answer(self) -> None:
+        assert failure_of(final()) is None
