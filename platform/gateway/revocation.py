@@ -35,6 +35,7 @@ log = logging.getLogger("weir.gateway.revocation")
 
 RECHECK_SECONDS = 10.0
 STORE_SECONDS = 2.0
+CUT_SECONDS = 0.5
 CANCEL_TRIES = 3
 CANCELS_AT_ONCE = 32
 BACKOFF_FIRST_SECONDS = 0.05
@@ -67,15 +68,14 @@ class Running:
             found.setdefault(ticket.tenant_id, set()).add(ticket.api_key_id)
         return found
 
-    def cut(self, *, tenant_id: str, key_ids: Iterable[str] | None) -> set[Target]:
-        """Ends the answers of these keys (None: all of the tenant's) with an error; what is to be cancelled."""
+    def of(self, *, tenant_id: str, key_ids: Iterable[str] | None) -> dict[Inbox, Target]:
+        """The open answers of these keys (None: all of the tenant's)."""
         wanted = None if key_ids is None else set(key_ids)
-        targets: set[Target] = set()
-        for inbox, ticket in list(self._owners.items()):
-            if ticket.tenant_id == tenant_id and (wanted is None or ticket.api_key_id in wanted):
-                inbox.revoke()
-                targets.add(Target(ticket.request_id, ticket.pool))
-        return targets
+        return {
+            inbox: Target(ticket.request_id, ticket.pool)
+            for inbox, ticket in list(self._owners.items())
+            if ticket.tenant_id == tenant_id and (wanted is None or ticket.api_key_id in wanted)
+        }
 
 
 @dataclass(kw_only=True)
@@ -153,10 +153,10 @@ class Revocations:
         if not message.suspended and not message.revoked_keys:
             return
         key_ids = None if message.suspended else message.revoked_keys
-        targets = self.running.cut(tenant_id=message.tenant_id, key_ids=key_ids)
-        await self._cancel(targets)
+        mine = self.running.of(tenant_id=message.tenant_id, key_ids=key_ids)
+        await self._cut(mine)
         if await self._sweeps(data):
-            await self._cancel(await self._open_of(message) - targets)
+            await self._cancel(await self._open_of(message) - set(mine.values()))
 
     async def _sweeps(self, data: bytes) -> bool:
         """Whether it falls to this gateway to cancel what no gateway reads."""
@@ -177,7 +177,21 @@ class Revocations:
             blocked = await self.limits.blocked_keys(tenant_id=tenant_id, key_ids=sorted(key_ids))
             if blocked:
                 self.resolver.forget_tenant(tenant_id=tenant_id)
-                await self._cancel(self.running.cut(tenant_id=tenant_id, key_ids=blocked))
+                await self._cut(self.running.of(tenant_id=tenant_id, key_ids=blocked))
+
+    async def _cut(self, mine: dict[Inbox, Target]) -> None:
+        """Cancels in the pools, which say why; then ends the answers, soon also where a pool does not answer."""
+        targets, told = set(mine.values()), False
+        try:
+            async with asyncio.timeout(CUT_SECONDS):
+                await self._cancel(targets)
+            told = True
+        except TimeoutError:
+            log.warning("the pools of %d requests of a revoked key do not answer; their answers end first", len(mine))
+        for inbox in mine:
+            inbox.revoke()
+        if not told:
+            await self._cancel(targets)
 
     async def _cancel(self, targets: set[Target]) -> None:
         gate = asyncio.Semaphore(CANCELS_AT_ONCE)

@@ -4,7 +4,7 @@ Invariant: no module of this room opens a connection, reads a clock or loads a m
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,7 @@ from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
 
 START_SECONDS = 5.0
+CANCEL_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,7 @@ class GatewayServices:
                         await self.mailbox.subscribed.wait()
                 started.set()
                 await stopping.wait()
-                for loop in loops:
-                    loop.cancel()
+                await _cancelled(loops)
         finally:
             if self.validators is not None:
                 await self.validators.close()
@@ -187,6 +187,15 @@ class GatewayServices:
             resolver=self.resolver,
             running=self.running,
         )
+
+
+async def _cancelled(loops: Sequence[asyncio.Task[Any]]) -> None:
+    """Again and again: redis-py may swallow a cancellation that comes while it closes a connection."""
+    pending = set(loops)
+    while pending:
+        for loop in pending:
+            loop.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
 
 
 async def _forever(loop: Callable[[], Awaitable[Any]]) -> None:

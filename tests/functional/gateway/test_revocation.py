@@ -1,0 +1,130 @@
+"""A key is revoked, or its tenant suspended, while requests run: streams end with an error, and nothing is lost."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from contracts.outcomes import Outcome
+from contracts.wire import encode
+from fairqueue.messages import AbortReason
+from tenants.limits.keys import REVOKED_CHANNEL
+from tenants.limits.revocation import Revocation
+from tests.functional.gateway.cast import CONTEXT, MODEL, PRICE, chat_frames
+from tests.functional.gateway.conftest import Gateway
+
+BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+STREAM = BODY | {"stream": True}
+PATH = "/v1/chat/completions"
+PATIENCE_SECONDS = 20
+
+
+async def revoke(gateway: Gateway, *, told: bool = True, suspended: bool = False) -> None:
+    """As the control plane does on commit; `told` False: the message is lost."""
+    keys, tenant = ({}, -2) if suspended else ({CONTEXT.api_key_id: -2}, 1)
+    await gateway.services.limits.set_epochs(tenant_id="acme", keys=keys, tenant_epoch=tenant)
+    message = Revocation(tenant_id="acme", revoked_keys=tuple(keys), suspended=suspended)
+    if told:
+        await gateway.services.redis.publish(REVOKED_CHANNEL, encode(message))
+
+
+@asynccontextmanager
+async def open_stream(gateway: Gateway, key: str | None = None) -> AsyncIterator[httpx.Response]:
+    async with gateway.http.stream("POST", PATH, json=STREAM, headers=gateway.auth(key)) as answer:
+        yield answer
+
+
+async def rest_of(answer: httpx.Response) -> bytes:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return b"".join([piece async for piece in answer.aiter_raw()])
+
+
+def error_of(content: bytes) -> dict[str, Any]:
+    last = [line for line in content.decode().split("\n") if line.startswith("data: ")][-1]
+    error: dict[str, Any] = json.loads(last.removeprefix("data: "))["error"]
+    return error
+
+
+@pytest.fixture(autouse=True)
+async def _subscribed(gateway: Gateway) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await gateway.services.revocations.subscribed.wait()
+
+
+class TestRunning:
+    @pytest.mark.parametrize("suspended", [False, True])
+    async def test_a_stream_ends_with_an_error_and_is_billed_for_what_it_released(
+        self, gateway: Gateway, suspended: bool
+    ) -> None:
+        async with open_stream(gateway) as answer:
+            claim = await gateway.worker.claim()
+            frames = chat_frames(claim.ticket, ["one", "two"])[:2]
+            await gateway.worker.step(claim, frames, first_seq=1)
+            await revoke(gateway, suspended=suspended)
+            content = await rest_of(answer)
+        assert error_of(content)["code"] == "key_revoked"
+        assert b"[DONE]" not in content
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
+        await gateway.worker.end(claim, last_seq=2, outcome=Outcome.CANCELLED, finish="", error="request_cancelled")
+        hold = await gateway.services.redis.hgetall(f"w:{{t:acme}}:hold:{claim.ticket.request_id}")
+        billed = claim.ticket.prompt_tokens * PRICE.input_nano + 2 * PRICE.output_nano
+        assert (hold[b"st"], hold[b"cost"]) == (b"settled", str(billed).encode())
+
+    async def test_a_plain_answer_becomes_401(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth()))
+            await gateway.worker.claim()
+            await revoke(gateway)
+        answer = client.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "key_revoked")
+
+    async def test_other_tenants_never_notice(self, gateway: Gateway) -> None:
+        async with open_stream(gateway, gateway.mallory) as answer:
+            claim = await gateway.worker.claim()
+            await revoke(gateway)
+            for seq, frame in enumerate(chat_frames(claim.ticket, ["a"]), start=1):
+                await gateway.worker.step(claim, [frame], first_seq=seq)
+            await gateway.worker.end(claim, last_seq=2)
+            assert (await rest_of(answer)).endswith(b"data: [DONE]\n\n")
+
+    async def test_the_key_is_refused_from_then_on(self, gateway: Gateway) -> None:
+        await revoke(gateway)
+        answer = await gateway.http.post(PATH, json=BODY, headers=gateway.auth())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+class TestWaiting:
+    async def test_a_queued_request_ends_at_once(self, gateway: Gateway) -> None:
+        async with open_stream(gateway) as answer:
+            await revoke(gateway)
+            assert error_of(await rest_of(answer))["code"] == "key_revoked"
+        await no_longer_waiting(gateway)
+
+    async def test_what_nobody_reads_ends_too(self, gateway: Gateway) -> None:
+        """Its client left and asked for it to go on; no gateway holds it."""
+        body = STREAM | {"on_disconnect": "continue"}
+        async with gateway.http.stream("POST", PATH, json=body, headers=gateway.auth()):
+            claim = await gateway.worker.claim()
+        await revoke(gateway)
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
+
+
+class TestLostMessage:
+    async def test_the_epochs_are_looked_at_when_the_subscription_comes_back(self, gateway: Gateway) -> None:
+        async with open_stream(gateway) as answer:
+            claim = await gateway.worker.claim()
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+            await revoke(gateway, told=False)
+            await gateway.services.redis.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB")
+            assert error_of(await rest_of(answer))["code"] == "key_revoked"
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
+
+
+async def no_longer_waiting(gateway: Gateway) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await gateway.queue.depths()).waiting:  # noqa: ASYNC110 - the pool offers no event
+            await asyncio.sleep(0.02)
