@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import DataError, transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from kombu.connection import Connection
@@ -134,7 +134,13 @@ def keep_lost(*, now: datetime, after: timedelta = LOST_AFTER) -> int:
     """
     kept = AuditEntry.objects.filter(id=OuterRef("id"))
     lost = OutboxEvent.objects.filter(~Exists(kept), sent_at__lt=now - after, sent_at__gt=now - LOST_BACK)
-    return sum(keep(message_of(row)) for row in lost.order_by("id")[:BATCH])
+    found = 0
+    for row in lost.order_by("id")[:BATCH]:
+        try:
+            found += keep(message_of(row))
+        except (KeyError, TypeError, ValueError, DataError) as error:
+            _log.error("event %s cannot be read: %s", row.id, type(error).__name__)
+    return found
 
 
 def forget_sent(*, now: datetime) -> int:

@@ -15,6 +15,7 @@ DELIVERED_FOR = timedelta(days=14)
 DEAD_FOR = timedelta(days=60)
 EVENTS_FOR = timedelta(days=60)
 ROWS_MAX = 5_000
+ROUNDS_MAX = 20
 
 
 def forget_old(*, now: datetime) -> int:
@@ -24,7 +25,18 @@ def forget_old(*, now: datetime) -> int:
     used = Delivery.objects.filter(event=OuterRef("id"))
     events = Event.objects.filter(~Exists(used), taken_at__lt=now - EVENTS_FOR)
     secrets = EndpointSecret.objects.filter(expires_at__lt=now)
-    return sum(_delete_some(rows) for rows in (delivered, dead, events, secrets))
+    return sum(_delete_old(rows) for rows in (delivered, dead, events, secrets))
+
+
+def _delete_old(rows: QuerySet[Any]) -> int:
+    """In short transactions, so that deliveries under way wait for none."""
+    total = 0
+    for _ in range(ROUNDS_MAX):
+        deleted = _delete_some(rows)
+        total += deleted
+        if deleted < ROWS_MAX:
+            break
+    return total
 
 
 def _delete_some(rows: QuerySet[Any]) -> int:

@@ -17,6 +17,7 @@ from tenants import events, tasks
 from tenants import services as tenants_services
 from tenants.models import AuditEntry, OutboxEvent, new_id
 from tenants.webhooks import consumer, dispatch, fanout, retention, retries, selectors, services, signing
+from tenants.webhooks.destination import Rules
 from tenants.webhooks.models import Delivery, DeliveryState, Endpoint, EndpointSecret, Event
 from tenants.webhooks.transport import Answer, Sender
 from tests.functional.tenants.conftest import Customer
@@ -166,8 +167,11 @@ class TestDelivery:
                 tenant=hook.tenant, endpoint=hook, event=event, next_attempt_at=NOON + timedelta(seconds=number)
             )
         now = timezone.now() + timedelta(days=365)
-        assert len(dispatch.claim(most=32, now=now)) == dispatch.PER_ENDPOINT
+        claimed = dispatch.claim(most=3, now=now) + dispatch.claim(most=32, now=now)
+        assert len(claimed) == dispatch.PER_ENDPOINT
         assert dispatch.claim(most=32, now=now) == []
+        dispatch.finish(claimed[0], answer(500), now=now, dice=lambda: 0.5)
+        assert len(dispatch.claim(most=32, now=now)) == 1
 
     def test_a_claim_is_nobody_elses_until_its_lease_ends(self, hook: Endpoint, take_all: TakeAll) -> None:
         take_all("key.created")
@@ -231,6 +235,24 @@ class TestDelivery:
         assert dispatch.run(sender=sender) == 1
         assert there.arrived == []
         assert Delivery.objects.get().error == "The signing secret cannot be opened; rotate it."
+
+    def test_a_mistake_of_ours_stops_nothing_else(
+        self, hook: Endpoint, there: Receiver, take_all: TakeAll, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        take_all("key.created")
+        take_all("project.created")
+        broken = Delivery.objects.get(event__name="key.created")
+
+        class Mistaken(Sender):
+            async def send(self, *, url: str, headers: Any, body: bytes) -> Answer:
+                if headers["webhook-id"] == str(broken.event_id):
+                    raise ZeroDivisionError
+                return await super().send(url=url, headers=headers, body=body)
+
+        assert dispatch.run(sender=Mistaken(rules=Rules(loopback=True))) == 2
+        states = dict(Delivery.objects.values_list("event__name", "state"))
+        assert states == {"key.created": "pending", "project.created": "delivered"}
+        assert "ZeroDivisionError" in caplog.text
 
 
 class TestReplay:

@@ -1,4 +1,4 @@
-"""One attempt over real sockets: TLS by the host's name, the checked address, bounded answers."""
+"""T19 and T20 over real sockets: TLS by the host's name, the checked address, no redirects, bounded answers."""
 
 import socket
 import ssl
@@ -89,7 +89,7 @@ class TestDelivery:
         assert [body for _, body in there.arrived] == [b"1"]
 
 
-class TestAddressIsPinned:
+class TestT19AddressIsPinned:
     async def test_a_name_that_is_rebound_after_the_check_changes_nothing(
         self, tls: tuple[ssl.SSLContext, ssl.SSLContext]
     ) -> None:
@@ -137,7 +137,7 @@ class TestAddressIsPinned:
         assert proxy.arrived == []
 
 
-class TestAnswersAreBounded:
+class TestT20AnswersAreBounded:
     @pytest.fixture
     def local(self) -> Sender:
         return Sender(rules=Rules(loopback=True), attempt_seconds=1.0)

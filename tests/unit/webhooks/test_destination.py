@@ -1,4 +1,4 @@
-"""Which URLs and addresses a webhook may go to: a table of hostile ones, and a property over all addresses."""
+"""T19, SSRF by a webhook: a table of hostile URLs and addresses, and a property over all addresses."""
 
 import ipaddress
 
@@ -157,7 +157,7 @@ HOSTILE_ADDRESSES = [
 ]
 
 
-class TestUrl:
+class TestT19Url:
     @pytest.mark.parametrize("url", HOSTILE_URLS)
     def test_refuses(self, url: str) -> None:
         for rules in (RULES, DEV):
@@ -200,7 +200,7 @@ class TestUrl:
         assert found.url.isascii()
 
 
-class TestAddress:
+class TestT19Address:
     @pytest.mark.parametrize("address", HOSTILE_ADDRESSES)
     def test_refuses(self, address: str) -> None:
         for rules in (RULES, DEV):
