@@ -225,13 +225,19 @@ UNFOLD = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "filters": {"client_mistakes": {"()": "controlplane.log_filters.ClientMistakes"}},
+    "formatters": {
+        "line": {"()": "controlplane.redaction.Redacting", "format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
+    },
+    "filters": {
+        "client_mistakes": {"()": "controlplane.log_filters.ClientMistakes"},
+        "redacted": {"()": "controlplane.redaction.Redacted"},
+    },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["client_mistakes"]}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
     # One line a second of «due», «received», «succeeded» hides what matters.
     "loggers": {
         name: {"level": "WARNING"}
         for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "httpx", "axes")
-    },
+    }
+    | {"uvicorn.error": {"filters": ["redacted"]}},
 }
