@@ -15,6 +15,7 @@ from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 
 from contracts.errors import InvalidRequest, Unavailable, UnsupportedMedia, WeirError
+from gateway.clients import client_address
 from gateway.edge.body import ClientGone, drain, read_bounded
 from gateway.surface import limits
 from gateway.surface.errors import InternalError, ReadTimeout, error_headers, error_object, status_of
@@ -59,7 +60,7 @@ class Front:
         failure: WeirError = InternalError()
         try:
             async with asyncio.timeout(self.answer_seconds):
-                await self.inner(_one_form(scope), _Replay(body, receive), watched_send)
+                await self.inner(_from_client(_one_form(scope)), _Replay(body, receive), watched_send)
         except TimeoutError:
             log.warning("%s %s was not answered in time", scope["method"], scope["path"])
             failure = Unavailable("no answer within the time there is for one", retry_after_ms=RETRY_MS)
@@ -110,6 +111,14 @@ def _one_form(scope: Message) -> Message:
     bare = path.rstrip("/")
     wanted = _SLASHED.get(bare, bare)
     return scope if wanted == path else {**scope, "path": wanted, "raw_path": wanted.encode()}
+
+
+def _from_client(scope: Message) -> Message:
+    """With the client's own address behind proxies of ours: what the audit trail and a key's networks go by."""
+    if not settings.ENV.proxies:
+        return scope
+    port = (scope.get("client") or ("", 0))[1]
+    return {**scope, "client": (client_address(scope, trusted=settings.ENV.proxies), port)}
 
 
 async def _answer(send: Send, error: WeirError, *, close: bool) -> None:
