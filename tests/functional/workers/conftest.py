@@ -19,6 +19,7 @@ from contracts.jobs import Ticket, UsageRecord
 from contracts.outcomes import JobState
 from fairqueue.messages import Final
 from fairqueue.queue import FairQueue, QueueBounds
+from stores.redis import open_subscriber
 from stores.system import SystemClock
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldRequest
@@ -33,6 +34,7 @@ from workers.wiring import build_worker
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 75
 FAR_MS = 900_000
+MAILBOX = "w:mb:test"
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Pool:
     queue: FairQueue
     limits: Limits
     clock: SystemClock
+    news: Redis  # a client for subscriptions
 
     async def submit(self, ticket: Ticket) -> Ticket:
         """Hold and enqueue."""
@@ -69,7 +72,7 @@ class Pool:
         )
         await self.queue.enqueue(
             ticket,
-            mailbox="w:mb:test",
+            mailbox=MAILBOX,
             enqueue_deadline_ms=deadline,
             weight_milli=1000,
             queued_max=1000,
@@ -83,18 +86,27 @@ class Pool:
 
     async def final(self, request_id: str) -> Final:
         """The final frame; waits for it."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with self.mail() as mail, asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 log = await self.queue.read_log(request_id=request_id, after_seq=0, limit=1)
                 if log is not None and log.final is not None:
                     assert log.state is JobState.SETTLED
                     return log.final
-                await asyncio.sleep(0.02)
+                await anext(mail)
 
     async def until_released(self, request_id: str, frames: int = 1) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while len(await self.frames(request_id)) < frames:  # noqa: ASYNC110 - another process makes it true
-                await asyncio.sleep(0.02)
+        async with self.mail() as mail, asyncio.timeout(DEADLINE_SECONDS):
+            while len(await self.frames(request_id)) < frames:
+                await anext(mail)
+
+    @asynccontextmanager
+    async def mail(self) -> AsyncIterator[AsyncIterator[Any]]:
+        """Messages of the mailbox from here on: each may be the frame or the end that a test waits for."""
+        async with self.news.pubsub() as subscription:
+            await subscription.subscribe(MAILBOX)
+            messages = subscription.listen()
+            await anext(messages)  # the confirmation: nothing that is published later is missed
+            yield messages
 
     async def until_state(self, request_id: str, state: JobState) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -116,11 +128,17 @@ class Pool:
 
 
 @pytest.fixture
-def pool(redis: Redis) -> Pool:
+async def pool(redis: Redis, valkey_url: str) -> AsyncIterator[Pool]:
     clock = SystemClock()
-    return Pool(
-        redis=redis, queue=FairQueue(redis, POOL, QueueBounds()), limits=Limits(redis, clock=clock), clock=clock
+    news = open_subscriber(valkey_url)
+    yield Pool(
+        redis=redis,
+        queue=FairQueue(redis, POOL, QueueBounds()),
+        limits=Limits(redis, clock=clock),
+        clock=clock,
+        news=news,
     )
+    await news.aclose(close_connection_pool=True)
 
 
 @pytest.fixture(scope="session")
