@@ -71,9 +71,16 @@ class Environment(BaseSettings):
             raise ValueError("each must have at least 32 characters")
         return value
 
-    @field_validator("trusted_proxies")
+    @field_validator("webhooks_ports")
     @classmethod
-    def _proxies_are_networks(cls, value: str) -> str:
+    def _ports_are_ports(cls, value: str) -> str:
+        if not all(port.isdecimal() and 1 <= int(port) <= 65_535 for port in value.split(",")):
+            raise ValueError("must be ports with commas between, such as 443,8443")
+        return value
+
+    @field_validator("trusted_proxies", "webhooks_allow", "webhooks_deny")
+    @classmethod
+    def _networks_can_be_read(cls, value: str) -> str:
         for text in _listed(value):
             ip_network(text)
         return value

@@ -17,6 +17,7 @@ def rules() -> Rules:
     )
 
 
-def sealing_key() -> bytes:
-    """The key under which signing secrets are stored."""
-    return derive(settings.ENV.secret.get_secret_value(), WEBHOOK_SECRETS)
+def sealing_keys() -> tuple[bytes, ...]:
+    """Keys of stored signing secrets: the first seals, those of former root secrets only open."""
+    env = settings.ENV
+    return tuple(derive(secret, WEBHOOK_SECRETS) for secret in (env.secret.get_secret_value(), *env.old_secrets))

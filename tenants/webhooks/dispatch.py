@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from django.db import connection, transaction
@@ -149,8 +150,9 @@ def finish(job: Job, answer: Answer, *, now: datetime, dice: Callable[[], float]
 
 
 def _due(*, most: int, now: datetime) -> list[uuid.UUID]:
+    values: dict[str, Any] = {"now": now, "lease": LEASE, "each": PER_ENDPOINT, "most": most}
     with connection.cursor() as cursor:
-        cursor.execute(_DUE, {"now": now, "lease": LEASE, "each": PER_ENDPOINT, "most": most})
+        cursor.execute(_DUE, values)
         return [row[0] for row in cursor.fetchall()]
 
 

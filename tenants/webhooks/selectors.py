@@ -47,9 +47,9 @@ def is_filter(pattern: str) -> bool:
 
 def secrets_of(endpoint: Endpoint, *, now: datetime) -> list[str]:
     """Texts of the live secrets, newest first. Raises signing.Unreadable."""
-    key = config.sealing_key()
+    keys = config.sealing_keys()
     rows = EndpointSecret.objects.filter(Q(expires_at=None) | Q(expires_at__gt=now), endpoint=endpoint)
-    return [signing.unseal(bytes(row.sealed), key=key, endpoint_id=endpoint.id) for row in rows]
+    return [signing.unseal(bytes(row.sealed), keys=keys, endpoint_id=endpoint.id) for row in rows]
 
 
 def _in_family(name: str, pattern: str) -> bool:

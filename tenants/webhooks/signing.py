@@ -39,15 +39,17 @@ def seal(text: str, *, key: bytes, endpoint_id: UUID) -> bytes:
     return _VERSION + nonce + AESGCM(key).encrypt(nonce, text.encode(), endpoint_id.bytes)
 
 
-def unseal(sealed: bytes, *, key: bytes, endpoint_id: UUID) -> str:
-    """The text of a stored secret. Raises Unreadable."""
+def unseal(sealed: bytes, *, keys: Sequence[bytes], endpoint_id: UUID) -> str:
+    """The text of a stored secret, under whichever of these keys it was sealed. Raises Unreadable."""
     version, nonce, cipher = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
     if version != _VERSION:
         raise Unreadable("this version of a sealed secret is not known")
-    try:
-        return AESGCM(key).decrypt(nonce, cipher, endpoint_id.bytes).decode()
-    except (InvalidTag, ValueError) as error:
-        raise Unreadable("the signing secret cannot be opened with this root secret") from error
+    for key in keys:
+        try:
+            return AESGCM(key).decrypt(nonce, cipher, endpoint_id.bytes).decode()
+        except (InvalidTag, ValueError):
+            continue
+    raise Unreadable("the signing secret cannot be opened with this root secret")
 
 
 def headers(*, event_id: UUID, body: str, at: datetime, secrets_live: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from tenants.webhooks import dispatch, fanout, retention
+from tenants.webhooks import dispatch, fanout, retention, services
 
 
 @shared_task(name="tenants.webhooks.tasks.deliver_due")  # type: ignore[untyped-decorator] # celery has no types
@@ -20,5 +20,7 @@ def sweep_lost() -> int:
 
 @shared_task(name="tenants.webhooks.tasks.forget_old")  # type: ignore[untyped-decorator] # celery has no types
 def forget_old() -> int:
-    """Delete what is older than its stated time; returns how many rows."""
+    """Delete what is older than its stated time, and seal secrets under the root secret of now; returns how many rows
+    were deleted."""
+    services.reseal_secrets()
     return retention.forget_old(now=timezone.now())

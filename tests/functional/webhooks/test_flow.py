@@ -9,6 +9,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError
 from django.utils import timezone
+from pydantic import SecretStr
 from pytest_django import Settings
 from standardwebhooks.webhooks import Webhook
 
@@ -368,6 +369,21 @@ class TestSecrets:
     def test_at_most_three_sign_at_once(self, hook: Endpoint) -> None:
         made = [services.rotate_secret(endpoint=hook, overlap=timedelta(days=1)) for _ in range(5)]
         assert selectors.secrets_of(hook, now=timezone.now()) == made[:1:-1]
+
+    def test_survive_the_change_of_the_root_secret(self, hook: Endpoint, settings: Settings) -> None:
+        now, before = timezone.now(), settings.ENV
+        [secret] = selectors.secrets_of(hook, now=now)
+        new, none = SecretStr("another-root-secret-0123456789-0123456789"), SecretStr("")
+        settings.ENV = before.model_copy(update={"secret": new})
+        with pytest.raises(signing.Unreadable):
+            selectors.secrets_of(hook, now=now)
+        assert services.reseal_secrets() == 0
+        settings.ENV = before.model_copy(update={"secret": new, "secret_old": before.secret})
+        assert selectors.secrets_of(hook, now=now) == [secret]
+        assert services.reseal_secrets() == 1
+        assert services.reseal_secrets() == 0
+        settings.ENV = before.model_copy(update={"secret": new, "secret_old": none})
+        assert selectors.secrets_of(hook, now=now) == [secret]
 
     def test_an_event_tells_the_origin_of_a_url_only(self, hook: Endpoint) -> None:
         services.change_endpoint(

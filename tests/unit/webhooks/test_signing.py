@@ -55,7 +55,8 @@ class TestSealing:
     def test_opens_for_its_own_endpoint_under_its_own_key_only(self) -> None:
         secret = signing.mint()
         sealed = signing.seal(secret, key=KEY, endpoint_id=HOOK)
-        assert signing.unseal(sealed, key=KEY, endpoint_id=HOOK) == secret
+        assert signing.unseal(sealed, keys=[KEY], endpoint_id=HOOK) == secret
+        assert signing.unseal(sealed, keys=[KEY[::-1], KEY], endpoint_id=HOOK) == secret
         assert secret.encode() not in sealed
         assert base64.b64decode(secret.removeprefix("whsec_")) not in sealed
         flipped = sealed[:-1] + bytes([sealed[-1] ^ 1])
@@ -68,7 +69,7 @@ class TestSealing:
             (b"", KEY, HOOK),
         ):
             with pytest.raises(signing.Unreadable):
-                signing.unseal(wrong, key=key, endpoint_id=hook)
+                signing.unseal(wrong, keys=[key], endpoint_id=hook)
 
     def test_never_seals_the_same_way_twice(self) -> None:
         secret = signing.mint()
