@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=1)
-def _client(url: str) -> Redis:
+def open_client(url: str) -> Redis:
+    """This process's blocking client, with bounded waits."""
     return Redis.from_url(
         url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2, max_connections=16
     )
@@ -37,7 +38,7 @@ def push(*, tenant_id: str, tenant_epoch: int, epochs: dict[str, int], revoked: 
         fields += [key_id, epoch]
     message = Revocation(tenant_id=tenant_id, revoked_keys=tuple(revoked), suspended=tenant_epoch < 0)
     try:
-        client = _client(settings.ENV.redis)
+        client = open_client(settings.ENV.redis)
         client.sadd(keys.TENANTS, tenant_id)
         client.register_script(_SCRIPT.text)(keys=[keys.epoch(tenant_id)], args=fields)
         client.publish(keys.REVOKED_CHANNEL, encode(message))

@@ -9,7 +9,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 app = Celery("weir")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["tenants", "tenants.webhooks", "safety", "billing"])
+app.autodiscover_tasks(["tenants", "tenants.webhooks", "safety", "billing", "controlplane"])
 # The consumers of domain events live in the worker process. By name: they are looked up when the worker has set
 # Django up; an import before that fails, and Celery swallows what a signal's receiver raises.
 app.steps["consumer"].add("tenants.consumer:AuditConsumer")
@@ -31,6 +31,22 @@ app.conf.beat_schedule = {
         "task": "tenants.webhooks.tasks.forget_old",
         "schedule": 3600.0,
         "options": {"expires": 3600},
+    },
+    "tell of budgets": {
+        "task": "controlplane.tasks.relay_budget_alerts",
+        "schedule": 2.0,
+        "options": {"expires": 5},
+    },
+    "tell of budgets that were missed": {
+        "task": "controlplane.tasks.relay_budget_alerts",
+        "schedule": 600.0,
+        "kwargs": {"everyone": True},
+        "options": {"expires": 600},
+    },
+    "hold limits to metered usage": {
+        "task": "controlplane.tasks.check_limits",
+        "schedule": 300.0,
+        "options": {"expires": 300},
     },
     "push key epochs": {"task": "tenants.tasks.push_epochs", "schedule": 30.0, "options": {"expires": 30}},
 }

@@ -32,6 +32,7 @@ class Standing:
     rebuilt_ms: int
     late: int
     held_by_open: int
+    known: bool = True  # False: never counted, or lost
 
     @property
     def start_ms(self) -> int:
@@ -103,4 +104,5 @@ def _standing(counter: str, row: Sequence[bytes]) -> Standing:
         rebuilt_ms=int(rebuilt or 0),
         late=int(late),
         held_by_open=int(held_by_open),
+        known=used != "",
     )

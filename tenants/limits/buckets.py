@@ -7,7 +7,7 @@ Fails closed: when Redis is away or slow, every method raises `Unavailable` in t
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
@@ -168,7 +168,7 @@ class Limits:
         while True:
             async with self.gate.call():
                 cursor, page = await self._redis.zscan(names.holds(tenant_id), cursor=cursor, count=OPEN_PAGE)
-                found = [str(request_id, "ascii") for request_id, _ in page]
+                found = [calls.text(cast("bytes", request_id)) for request_id, _ in page]
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for request_id in found:
                         pipe.hmget(names.hold(tenant_id, request_id), ["key", "pool"])

@@ -1,0 +1,51 @@
+"""Background jobs that bring two rooms together, run by the beat. Each is idempotent and bounded."""
+
+import asyncio
+import logging
+
+from celery import shared_task
+from redis.exceptions import RedisError
+
+from contracts.errors import Unavailable
+from controlplane.limits_audit import Findings, open_auditor
+from stores.clickhouse import ClickHouseError
+from tenants import limit_events
+from tenants.budgets import live_tenants
+
+log = logging.getLogger("weir.limits")
+
+TENANTS_MAX = 500  # of one round; the next begins behind them
+
+
+@shared_task(name="controlplane.tasks.check_limits")  # type: ignore[untyped-decorator] # celery has no types
+def check_limits(*, after: str = "") -> int:
+    """Compare the limits with metered usage; returns the number of counters that drifted. It must be 0.
+
+    A drift is logged as an error with its counter. A tenant that cannot be told about is skipped until the next round.
+    """
+    tenants = [tenant_id for tenant_id, _ in live_tenants() if tenant_id > after][: TENANTS_MAX + 1]
+    found = asyncio.run(_check(tenants[:TENANTS_MAX]))
+    if len(tenants) > TENANTS_MAX:
+        check_limits.delay(after=tenants[TENANTS_MAX - 1])
+    return sum(len(each.drifts) for each in found)
+
+
+async def _check(tenants: list[str]) -> list[Findings]:
+    found: list[Findings] = []
+    async with open_auditor() as auditor:
+        for tenant_id in tenants:
+            try:
+                each = await auditor.check(tenant_id=tenant_id)
+            except (Unavailable, RedisError, ClickHouseError, OSError) as error:
+                log.warning("limits of tenant %s were not checked (%s)", tenant_id, type(error).__name__)
+                continue
+            for drift in each.drifts:
+                log.error("limits of tenant %s drifted: %s", tenant_id, drift)
+            found.append(each)
+    return found
+
+
+@shared_task(name="controlplane.tasks.relay_budget_alerts")  # type: ignore[untyped-decorator] # celery has no types
+def relay_budget_alerts(*, everyone: bool = False) -> int:
+    """Turn crossed thresholds into events; returns how many."""
+    return limit_events.relay_all_alerts() if everyone else limit_events.relay_alerts()

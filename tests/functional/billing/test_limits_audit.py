@@ -1,0 +1,186 @@
+"""Counters of limits against metered usage: real Valkey, real chDB, the meter in between."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from billing.metering.streams import METER_GROUP, UsageStreams
+from contracts.tenancy import Limit, Metric, Scope
+from contracts.tokens import TokenCounts
+from controlplane import limits_audit
+from controlplane.limits_audit import Auditor, Drift
+from fairqueue.keys import PoolKeys
+from stores.clickhouse_chdb import ChdbOwner
+from tenants.budgets import CountedLimit
+from tenants.limits import keys
+from tenants.limits.audit import Audit
+from tenants.limits.buckets import Limits
+from tenants.limits.holds import HoldGranted
+from tests.functional.billing.test_meter import build
+from tests.functional.tenants.cast import ACME, HINT, KEY, NOON, PROJECT, limit, request
+
+CAPS = (
+    limit(Metric.SPEND_PER_DAY, 10**12),
+    limit(Metric.SPEND_LIFETIME, 10**12, Scope.PROJECT),
+    limit(Metric.TOKENS_PER_MONTH, 10**9, Scope.KEY, model="model-a"),
+    limit(Metric.CONCURRENT_REQUESTS, 100),
+)
+TOKENS = 110  # of `usage_fields`
+MINUTE_MS = 60_000
+
+
+@dataclass
+class Stage:
+    """A tenant whose requests are held, settled and metered as the platform does it."""
+
+    redis: Redis
+    limits: Limits
+    auditor: Auditor
+    clickhouse: ChdbOwner
+    fields_of: Callable[..., dict[Any, Any]]
+    ticket_of: Callable[..., Any]
+    cost: int
+    number: int = 0
+
+    async def run(self, count: int, *, caps: tuple[Limit, ...] = CAPS, settled: bool = True) -> None:
+        for _ in range(count):
+            self.number += 1
+            asked = request(self.number, *caps, cost_max_nano=self.cost, prompt_tokens=100, output_tokens_max=10)
+            granted = await self.limits.hold(asked)
+            assert isinstance(granted, HoldGranted)
+            if settled:
+                await self.end(asked.request_id, granted.admitted_at_ms)
+
+    async def end(self, request_id: str, admitted_ms: int) -> None:
+        ticket = replace(
+            self.ticket_of(self.number, pool="pool", tenant_id=ACME),
+            request_id=request_id, project_id=PROJECT, api_key_id=KEY, model="model-a", admitted_at_ms=admitted_ms,
+        )  # fmt: skip
+        await self.redis.xadd(PoolKeys("pool").usage, self.fields_of(ticket))
+        await self.limits.settle(
+            tenant_id=ACME, request_id=request_id, counts=TokenCounts(prompt=100, cached=60, completion=10),
+            cost_nano=self.cost, outcome="ok", hint=replace(HINT, admitted_at_ms=admitted_ms),
+        )  # fmt: skip
+
+    async def meter(self) -> None:
+        await build(self.redis, self.clickhouse).round()
+
+    def wait(self, milliseconds: int) -> None:
+        self.limits.time_ms += milliseconds
+        self.auditor.audit.time_ms = self.limits.time_ms
+
+    async def used(self) -> list[int]:
+        names = [f"t:{ACME}:spd:u", f"p:{PROJECT}:spl:u", f"k:{KEY}:tpm:model-a:u"]
+        return [int(value or 0) for value in await self.redis.hmget(keys.use(ACME), names)]
+
+
+@pytest.fixture
+async def stage(
+    redis: Redis,
+    clickhouse: ChdbOwner,
+    usage: Any,
+    fields_of: Callable[..., dict[Any, Any]],
+    ticket_of: Callable[..., Any],
+    cost_nano: int,
+) -> Stage:
+    limits = Limits(redis, time_ms=NOON)
+    await limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1)
+
+    async def limits_of(tenant_id: str) -> list[CountedLimit]:
+        owners = {Scope.KEY: KEY, Scope.PROJECT: PROJECT, Scope.TENANT: ACME}
+        return [
+            CountedLimit(
+                limit=each, owner_id=owners[each.scope],
+                counter=keys.counter(each, tenant_id=ACME, project_id=PROJECT, api_key_id=KEY),
+            )
+            for each in CAPS
+        ]  # fmt: skip
+
+    auditor = Auditor(
+        redis=redis, audit=Audit(redis, gate=limits.gate, time_ms=NOON), reader=clickhouse, limits_of=limits_of
+    )
+    stage = Stage(redis, limits, auditor, clickhouse, fields_of, ticket_of, cost_nano)
+    await UsageStreams(redis=redis, group=METER_GROUP, consumer="m").discover()
+    return stage
+
+
+class TestCheck:
+    async def test_finds_no_drift_while_requests_run_and_settle(self, stage: Stage) -> None:
+        await stage.run(3)
+        stage.wait(7 * MINUTE_MS)
+        await stage.run(2)
+        await stage.run(2, settled=False)
+        stage.wait(6 * MINUTE_MS)
+        await stage.meter()
+        found = await stage.auditor.check(tenant_id=ACME)
+        assert (found.checked, found.drifts, found.skipped) == (len(CAPS), [], "")
+        assert await stage.used() == [5 * stage.cost, 5 * stage.cost, 5 * TOKENS]
+
+    async def test_reports_what_is_too_much_or_too_little(self, stage: Stage) -> None:
+        await stage.run(2)
+        stage.wait(10 * MINUTE_MS)
+        await stage.meter()
+        await stage.redis.hincrby(keys.use(ACME), f"t:{ACME}:spd:u", -7)
+        await stage.redis.hincrby(keys.use(ACME), f"t:{ACME}:con:h", 1)
+        found = await stage.auditor.check(tenant_id=ACME)
+        assert found.drifts == [
+            Drift(counter=f"t:{ACME}:spd", what="used", found=2 * stage.cost - 7, expected=2 * stage.cost),
+            Drift(counter=f"t:{ACME}:con", what="held", found=1, expected=0),
+        ]
+
+    async def test_says_that_the_meter_is_behind_in_place_of_a_false_drift(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits_audit, "METER_SECONDS", 0.05)
+        await stage.run(1)
+        stage.wait(10 * MINUTE_MS)
+        found = await stage.auditor.check(tenant_id=ACME)
+        assert (found.skipped, found.drifts) == ("the meter is behind", [])
+
+    async def test_a_limit_set_within_its_window_learns_what_was_used_before(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await stage.run(3, caps=CAPS[1:])
+        stage.wait(10 * MINUTE_MS)
+        young = [replace(CAPS[0], since_ms=stage.limits.time_ms), *CAPS[1:]]
+        await stage.run(1)
+        stage.wait(10 * MINUTE_MS)
+        await stage.meter()
+        limits = [replace(each, limit=of) for each, of in zip(await stage.auditor.limits_of(ACME), young, strict=True)]
+
+        async def limits_of(tenant_id: str) -> list[CountedLimit]:
+            return limits
+
+        found = await replace(stage.auditor, limits_of=limits_of).check(tenant_id=ACME)
+        assert (found.renewed, found.drifts) == (1, [])
+        assert (await stage.used())[0] == 4 * stage.cost
+        again = await replace(stage.auditor, limits_of=limits_of).check(tenant_id=ACME)
+        assert (again.renewed, again.drifts) == (0, [])
+
+
+class TestRebuild:
+    async def test_makes_lost_counters_anew_in_the_window_of_now(self, stage: Stage) -> None:
+        await stage.run(3)
+        await stage.meter()
+        await stage.redis.delete(keys.use(ACME))
+        await stage.auditor.rebuild(tenant_id=ACME, timezone="UTC")
+        assert await stage.used() == [3 * stage.cost, 3 * stage.cost, 3 * TOKENS]
+        stage.wait(10 * MINUTE_MS)
+        assert (await stage.auditor.check(tenant_id=ACME)).drifts == []
+
+    async def test_repairs_used_and_held_and_leaves_open_requests_held(self, stage: Stage) -> None:
+        await stage.run(2)
+        stage.wait(10 * MINUTE_MS)
+        await stage.run(1)
+        await stage.run(1, settled=False)
+        await stage.meter()
+        for field in (f"t:{ACME}:spd:u", f"t:{ACME}:spd:h", f"t:{ACME}:con:h"):
+            await stage.redis.hset(keys.use(ACME), field, 99)
+        assert (await stage.auditor.rebuild(tenant_id=ACME, timezone="UTC")).renewed == 2
+        assert await stage.used() == [3 * stage.cost, 3 * stage.cost, 3 * TOKENS]
+        held = await stage.redis.hmget(keys.use(ACME), [f"t:{ACME}:spd:h", f"t:{ACME}:con:h"])
+        assert [int(value or 0) for value in held] == [stage.cost, 1]
+        assert (await stage.auditor.check(tenant_id=ACME)).drifts == []
