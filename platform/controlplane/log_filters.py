@@ -2,6 +2,8 @@
 
 import logging
 
+ARGUMENT_SHOWN_MAX = 200  # a path may be as long as a request's head
+
 
 class ClientMistakes(logging.Filter):
     """Keeps what a client did wrong to one line: Django logs some of it with a traceback, as if it were ours."""
@@ -11,4 +13,5 @@ class ClientMistakes(logging.Filter):
         refused = record.name == "django.request" and getattr(record, "status_code", 500) < 500
         if refused or record.name.startswith("django.security"):
             record.exc_info = record.exc_text = None
+            record.args = tuple(str(value)[:ARGUMENT_SHOWN_MAX] for value in record.args or ())
         return True

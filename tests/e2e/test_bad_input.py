@@ -121,6 +121,34 @@ class TestRoutes:
         assert_is_error(platform.api.get("/usage", params=params), status=400, param=param)
 
 
+class TestManagementRoutes:
+    """Django's routes: JSON errors in the same shape, one form of each path, never a redirect of an API path."""
+
+    @pytest.mark.parametrize("path", ["/api/v1/nothing", "/api", "/nothing"])
+    def test_answer_json_for_what_is_not_there(self, platform: Platform, path: str) -> None:
+        assert_is_error(root(platform).request("GET", path), status=404)
+
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    def test_take_a_path_with_and_without_its_last_slash(self, platform: Platform, method: str) -> None:
+        bare = root(platform).request(method, "/api/v1/tenants")
+        slashed = root(platform).request(method, "/api/v1/tenants/")
+        assert (slashed.status_code, slashed.json()) == (bare.status_code, bare.json())
+        assert slashed.status_code in (401, 403)
+
+    def test_bound_a_body(self, platform: Platform) -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = root(platform).request("POST", "/api/v1/tenants", content=b" " * 1_048_577, headers=headers)
+        assert_is_error(answer, status=413)
+
+    def test_have_an_icon(self, platform: Platform) -> None:
+        answer = root(platform).request("GET", "/favicon.ico")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/svg+xml")
+
+
+def root(platform: Platform) -> Api:
+    return Api(platform.api.root, None)
+
+
 class TestKeys:
     @pytest.mark.parametrize(
         "authorization",

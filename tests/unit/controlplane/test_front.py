@@ -1,0 +1,127 @@
+"""What stands before Django, with an application in Django's place."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import pytest
+
+from controlplane.front import Front
+from gateway.surface import limits
+
+Message = MutableMapping[str, Any]
+Application = Callable[[Message, Any, Any], Awaitable[None]]
+
+
+async def echo(scope: Message, receive: Any, send: Any) -> None:
+    """Answers with the path and the body it was given."""
+    body = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode() + b" " + body})
+
+
+async def call(
+    *chunks: bytes,
+    path: str = "/api/v1/tenants",
+    headers: dict[str, str] | None = None,
+    inner: Application = echo,
+    whole: bool = True,
+    **deadlines: float,
+) -> tuple[int, bytes]:
+    """(status, body) of one request; with `whole` False its body never ends."""
+    pending = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    if whole:
+        pending.append({"type": "http.request", "body": b"", "more_body": False})
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return pending.pop(0) if pending else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    fields = {"host": "localhost", **(headers or {})}
+    scope: Message = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+    }  # fmt: skip
+    await Front(inner, **deadlines)(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def code_of(body: bytes) -> str:
+    document = json.loads(body)
+    assert set(document["error"]) == {"message", "type", "param", "code"}
+    code: str = document["error"]["code"]
+    return code
+
+
+class TestBodies:
+    async def test_come_whole(self) -> None:
+        assert await call(b'{"a":', b"1}") == (200, b'/api/v1/tenants {"a":1}')
+
+    async def test_are_bounded_as_they_come(self) -> None:
+        half = b"x" * (limits.MANAGEMENT_BODY_BYTES_MAX // 2)
+        assert (await call(half, half))[0] == 200
+        status, body = await call(half, half, b"x")
+        assert (status, code_of(body)) == (413, "request_too_large")
+
+    async def test_are_bounded_by_their_length_unread(self) -> None:
+        status, body = await call(headers={"content-length": "99999999"})
+        assert (status, code_of(body)) == (413, "request_too_large")
+
+    async def test_have_a_deadline(self) -> None:
+        status, body = await call(b"{", whole=False, body_seconds=0.01)
+        assert (status, code_of(body)) == (408, "request_timeout")
+
+    @pytest.mark.parametrize("coding", ["gzip", "br", "deflate"])
+    async def test_come_in_no_coding(self, coding: str) -> None:
+        status, body = await call(b"{}", headers={"content-encoding": coding})
+        assert (status, code_of(body)) == (415, "unsupported_media_type")
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("given", "seen"),
+        [
+            ("/api/v1/tenants/", "/api/v1/tenants"),
+            ("/api/v1/tenants/1/", "/api/v1/tenants/1"),
+            ("/api/schema/", "/api/schema"),
+            ("/api/docs", "/api/docs/"),
+            ("/api/docs/", "/api/docs/"),
+            ("/admin/", "/admin/"),
+            ("/admin/requests", "/admin/requests"),
+        ],
+    )
+    async def test_have_one_form_and_never_a_redirect(self, given: str, seen: str) -> None:
+        assert await call(path=given) == (200, seen.encode() + b" ")
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["evil.example", "", "a b", "localhost.evil.example"])
+    async def test_of_others_are_refused(self, settings: Any, host: str) -> None:
+        settings.ALLOWED_HOSTS = ["localhost"]
+        status, body = await call(headers={"host": host})
+        assert (status, code_of(body)) == (400, "invalid_host")
+
+    async def test_of_ours_are_served_with_their_port(self, settings: Any) -> None:
+        settings.ALLOWED_HOSTS = ["localhost"]
+        assert (await call(headers={"host": "localhost:8080"}))[0] == 200
+
+
+class TestFailures:
+    async def test_are_500_in_json_and_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def broken(scope: Message, receive: Any, send: Any) -> None:
+            raise ZeroDivisionError
+
+        status, body = await call(inner=broken)
+        assert (status, code_of(body)) == (500, "internal_error")
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+    async def test_to_answer_in_time_is_503(self) -> None:
+        async def stuck(scope: Message, receive: Any, send: Any) -> None:
+            await asyncio.Event().wait()
+
+        status, body = await call(inner=stuck, answer_seconds=0.01)
+        assert (status, code_of(body)) == (503, "service_unavailable")
