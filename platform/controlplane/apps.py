@@ -11,6 +11,7 @@ class ControlPlaneConfig(AppConfig):
     def ready(self) -> None:
         """Register the system checks (`manage.py check`), what follows a sign-in or a save, operators' roles."""
         from controlplane import announcements, checks, roles  # noqa: F401
+        from controlplane.signin import checks as signin_checks  # noqa: F401
         from controlplane.signin import events  # noqa: F401
 
         post_migrate.connect(roles.follow_migration)

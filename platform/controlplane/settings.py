@@ -222,6 +222,7 @@ UNFOLD = {
     "SCRIPTS": [lambda request: static("controlplane/console.js")],
 }
 
+DEFAULT_EXCEPTION_REPORTER_FILTER = "controlplane.crash.SafeReports"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

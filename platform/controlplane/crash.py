@@ -1,0 +1,14 @@
+"""What a crash report may show of the settings. Named in `settings.DEFAULT_EXCEPTION_REPORTER_FILTER`."""
+
+import re
+from typing import ClassVar
+
+from django.views.debug import SafeExceptionReporterFilter
+
+
+class SafeReports(SafeExceptionReporterFilter):
+    """Hides addresses of stores too: their passwords stand in them."""
+
+    hidden_settings: ClassVar[re.Pattern[str]] = re.compile(
+        "API|AUTH|TOKEN|KEY|SECRET|PASS|SIGNATURE|COOKIE|SESSION|URL|CHANNEL|DATABASES|ENV", re.IGNORECASE
+    )
