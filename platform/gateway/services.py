@@ -19,6 +19,7 @@ from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef
 from fairqueue.queue import FairQueue
 from gateway.pools import PoolWorkers
+from gateway.refusals import Refusals
 from gateway.revocation import Revocations, Running
 from gateway.stream.mailbox import Mailbox
 from gateway.surface import limits
@@ -170,6 +171,11 @@ class GatewayServices:
             fresh_seconds=self.settings.worker_probe_seconds,
             retry_after_ms=self.settings.unavailable_retry_ms,
         )
+
+    @cached_property
+    def refusals(self) -> Refusals:
+        """Why requests were refused, for whoever asks later."""
+        return Refusals(self.redis, clock=self.clock)
 
     @cached_property
     def running(self) -> Running:

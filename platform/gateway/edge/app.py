@@ -21,7 +21,6 @@ from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import bare_id, cancel_request, resume_events, show_request
-from gateway.refusals import Refusals
 from gateway.services import GatewayServices
 from gateway.surface.errors import (
     Headers,
@@ -47,7 +46,6 @@ class InferenceApp:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
         self._admission = Admission(services)
-        self._refusals = Refusals(services.redis, clock=services.clock)
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": self._bound(infer, endpoint=Endpoint.CHAT)},
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
@@ -82,7 +80,9 @@ class InferenceApp:
     async def _keep(self, exchange: Exchange, error: WeirError) -> None:
         """So that an operator can say why, by the request's id. Of strangers only what their key was refused for."""
         if isinstance(error, AuthFailed | PermissionDenied) or (isinstance(error, Rejected) and exchange.caller):
-            await self._refusals.note(error, request_id=exchange.request_id, path=exchange.path, caller=exchange.caller)
+            await self._services.refusals.note(
+                error, request_id=exchange.request_id, path=exchange.path, caller=exchange.caller
+            )
 
     async def _dispatch(self, exchange: Exchange) -> None:
         methods = self._routes(exchange.path)

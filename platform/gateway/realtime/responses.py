@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from contracts.errors import Cancelled, DeadlinePassed, InvalidRequest, WeirError
+from contracts.errors import Cancelled, DeadlinePassed, InvalidRequest, Rejected, WeirError
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
@@ -114,7 +114,12 @@ class Responses:
 
     async def _respond(self, caller: Caller, asked: Asked, request_id: str, running: _Running) -> None:
         """Steps 3-7 of one response."""
-        admitted = await self._admit(caller, asked, request_id)
+        try:
+            admitted = await self._admit(caller, asked, request_id)
+        except Rejected as error:
+            refusals = self._services.refusals
+            await refusals.note(error, request_id=request_id, path="/v1/realtime", caller=caller.context)
+            raise
         answer, response_id = _answer(admitted), f"resp_{request_id}"
         running.attach(admitted.inbox)
         texts: list[str] = []

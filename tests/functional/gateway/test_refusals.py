@@ -13,6 +13,7 @@ from gateway.refusals import ENTRIES_MAX, KEPT_MS, WRITES_MAX, Refusals
 from stores.system import mint_request_id
 from tests.functional.gateway.cast import CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway
+from tests.functional.gateway.test_realtime import ITEM, event, say, socket
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a prompt that stays private"}]}
 
@@ -68,6 +69,19 @@ class TestEdge:
         found = await kept.find(answer.headers["x-request-id"], tenant_ids=[])
         assert found is not None
         assert (found.tenant_id, found.code, key.encode() in raw) == ("", "invalid_api_key", False)
+
+    async def test_a_realtime_response_s_refusal_is_found(self, gateway: Gateway, kept: Refusals) -> None:
+        limits = (Limit(scope=Scope.KEY, metric=Metric.REQUESTS_PER_MINUTE, cap=0),)
+        key = gateway.directory.issue(replace(CONTEXT, api_key_id="k2", limits=limits))
+        async with socket(gateway, key=key) as connection:
+            await event(connection)
+            await say(connection, type="conversation.item.create", item=ITEM)
+            await say(connection, type="response.create", response={"model": MODEL})
+            await event(connection)
+            told = await event(connection)
+        await seen(gateway)
+        (found,) = await kept.latest(tenant_id="acme", limit=10)
+        assert (told["type"], found.path, found.message) == ("error", "/v1/realtime", told["error"]["message"])
 
     async def test_what_is_served_and_what_is_no_path_leave_nothing(self, gateway: Gateway, kept: Refusals) -> None:
         served = await gateway.http.get("/v1/models", headers=gateway.auth())
