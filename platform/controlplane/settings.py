@@ -103,7 +103,13 @@ CHANNEL_LAYERS = {
 }
 
 # In PostgreSQL, so that a one-time code is used once whichever gateway takes it, and sign-in needs no Redis.
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "controlplane_cache"}}
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.db.DatabaseCache",
+        "LOCATION": "controlplane_cache",
+        "OPTIONS": {"MAX_ENTRIES": 10_000},  # far above what signs in at once: no mark of a used code is dropped early
+    }
+}
 
 # Sign-in (controlplane.signin)
 _VALIDATORS = "django.contrib.auth.password_validation"
