@@ -13,6 +13,7 @@ from stores.secrets import DJANGO, derive
 ENV = environment()
 
 SECRET_KEY = derive(ENV.secret.get_secret_value(), DJANGO).hex()
+SECRET_KEY_FALLBACKS = [derive(root, DJANGO).hex() for root in ENV.old_secrets]
 DEBUG = ENV.debug
 ALLOWED_HOSTS = [host.strip() for host in ENV.allowed_hosts.split(",") if host.strip()]
 ROOT_URLCONF = "controlplane.urls"

@@ -12,7 +12,7 @@ from allauth.account.internal.flows.login import get_authentication_records
 from allauth.core import context
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.utils import is_mfa_enabled
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
@@ -47,7 +47,7 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth h
         return _cipher().encrypt(text.encode()).decode("ascii")
 
     def decrypt(self, encrypted_text: str) -> str:
-        """Raises ValidationError when WEIR_SECRET is not the one that it was made under."""
+        """Raises ValidationError when neither WEIR_SECRET nor WEIR_SECRET_OLD is what it was made under."""
         try:
             return _cipher().decrypt(encrypted_text.encode("ascii")).decode()
         except InvalidToken as error:
@@ -55,6 +55,8 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth h
             raise ValidationError(message, code="undecipherable") from error
 
 
-def _cipher() -> Fernet:
-    key = derive(environment().secret.get_secret_value(), CONSOLE_SECOND_FACTOR)
-    return Fernet(base64.urlsafe_b64encode(key))
+def _cipher() -> MultiFernet:
+    """The root secret of now seals; it and the former ones open."""
+    roots = (environment().secret.get_secret_value(), *environment().old_secrets)
+    keys = (base64.urlsafe_b64encode(derive(root, CONSOLE_SECOND_FACTOR)) for root in roots)
+    return MultiFernet([Fernet(key) for key in keys])

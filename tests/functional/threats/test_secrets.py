@@ -13,6 +13,7 @@ from pytest_django import Settings
 
 from controlplane.celery import app
 from controlplane.env import Environment, environment
+from controlplane.signin import adapters
 from stores import secrets as purposes
 from tenants.auth.keys import digest, mint
 
@@ -47,6 +48,16 @@ class TestPurposes:
             get_adapter().decrypt(foreign.encrypt(b"JBSWY3DPEHPK3PXP").decode())
         assert get_adapter().decrypt(get_adapter().encrypt("JBSWY3DPEHPK3PXP")) == "JBSWY3DPEHPK3PXP"
 
+    def test_t33_a_second_factor_outlives_a_change_of_the_root_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sealed = get_adapter().encrypt("JBSWY3DPEHPK3PXP")
+        changed = Environment(WEIR_SECRET="y" * 40, WEIR_SECRET_OLD=ROOT, _env_file=None)  # type: ignore[call-arg]
+        monkeypatch.setattr(adapters, "environment", lambda: changed)
+        assert get_adapter().decrypt(sealed) == "JBSWY3DPEHPK3PXP"
+        forgotten = Environment(WEIR_SECRET="y" * 40, _env_file=None)  # type: ignore[call-arg]
+        monkeypatch.setattr(adapters, "environment", lambda: forgotten)
+        with pytest.raises(ValidationError):
+            get_adapter().decrypt(sealed)
+
     def test_t06_a_short_root_secret_is_no_secret(self) -> None:
         with pytest.raises(ValueError, match="32"):
             purposes.derive("short", purposes.DJANGO)
@@ -56,7 +67,7 @@ class TestShown:
     @pytest.fixture
     def made(self) -> Environment:
         return Environment(
-            secret=ROOT, database_url=f"postgresql://weir:{PASSWORD}@db/weir", redis_url=f"redis://:{PASSWORD}@r/0",
+            WEIR_SECRET=ROOT, database_url=f"postgresql://weir:{PASSWORD}@db/weir", redis_url=f"redis://:{PASSWORD}@r/0",
             s3_url=f"http://key:{PASSWORD}@s3/weir", clickhouse_url=f"clickhouse://u:{PASSWORD}@ch/weir",
             _env_file=None,
         )  # type: ignore[call-arg]  # fmt: skip
