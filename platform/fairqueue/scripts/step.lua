@@ -10,13 +10,13 @@ local worker = ARGV[2]
 local lease_until = now_ms + tonumber(ARGV[3])
 local tick_tokens, tick_ms, log_max = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local holding, entries = cmsgpack.unpack(ARGV[8]), cmsgpack.unpack(ARGV[9])
-local aborts, stale, named = {}, {}, {}
+local aborts, stale, named, told = {}, {}, {}, {}
 local mailboxes, leases = {}, {}
 local PUSH_MAX = 1000
 
 local function abort(rid, reason)
-  if named[rid] == 'abort' then return end
-  named[rid] = 'abort'
+  if told[rid] then return end
+  told[rid] = true
   aborts[#aborts + 1] = rid
   aborts[#aborts + 1] = reason
 end
@@ -73,13 +73,13 @@ local function write(e, j)
   end
 end
 
-for _, rid in ipairs(holding) do named[rid] = 'held' end
+for _, rid in ipairs(holding) do named[rid] = true end
 for _, e in ipairs(entries) do
   local rid = e[1]
+  named[rid] = true
   local j = redis.call('HMGET', job_key(rid), 'state', 'fence', 'last_seq', 'weight', 'paid', 'spent', 'pre_out',
     'charged_tokens', 'charged_ms', 'tenant', 'log_bytes', 'mailboxes', 'completion')
   if j[1] == 'running' and j[2] == e[2] then
-    named[rid] = named[rid] or 'held'
     write(e, j)
   else
     stale[#stale + 1] = rid

@@ -120,6 +120,14 @@ class TestClaim:
 
 
 class TestStep:
+    async def test_ends_a_cancelled_request_that_its_worker_never_heard_of(self, pool, bounds) -> None:
+        await pool.enqueue("r1")
+        await pool.claim()
+        await pool.queue.cancel(request_id="r1", generation=None, reason="cancelled")
+        pool.advance(ms=bounds.holding_margin_ms + 1)
+        await pool.queue.step(worker_id="worker", entries=[], holding=[])
+        assert await pool.state("r1") == JobState.ENDED
+
     async def test_with_a_stale_fence_writes_nothing(self, pool, bounds) -> None:
         await pool.enqueue("r1")
         frozen = await pool.claim()
