@@ -142,7 +142,7 @@ class Admission:
         if self._services.mailbox.open_inboxes >= self._services.settings.streams_max:
             raise self._unavailable("this gateway has as many open requests as it takes")
         draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
-        async with self._services.limits.gate.call():  # one breaker over every look at Redis before the hold
+        async with self._services.limits.gate.watch():  # one breaker over every look at Redis before the hold
             await self._services.workers.require(draft.card.pool)
         draft, hold = await self._hold(caller, draft)
         if isinstance(hold, HoldExisting):

@@ -36,6 +36,10 @@ class Breaker:
         self.opened_at = now
         return True
 
+    def rests(self, *, now: float) -> bool:
+        """Whether a call would be refused now; asking takes nobody's turn."""
+        return self.opened_at is not None and now - self.opened_at < REST_SECONDS
+
     def succeeded(self) -> None:
         self.failures, self.opened_at = 0, None
 
@@ -66,6 +70,24 @@ class Gate:
             self.breaker.failed(now=self.clock.monotonic())
             raise _unavailable() from error
         self.breaker.succeeded()
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[None]:
+        """For what comes before a call, may be cached, and asks the same store: its failures count, its success proves
+        nothing and takes no turn. Raises Unavailable.
+        """
+        if self.breaker.rests(now=self.clock.monotonic()):
+            raise _unavailable()
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                yield
+        except Unavailable as error:
+            if isinstance(error.__cause__, RedisError | TimeoutError | OSError):
+                self.breaker.failed(now=self.clock.monotonic())
+            raise
+        except (RedisError, TimeoutError, OSError) as error:
+            self.breaker.failed(now=self.clock.monotonic())
+            raise _unavailable() from error
 
 
 def _unavailable() -> Unavailable:

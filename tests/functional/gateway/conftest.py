@@ -112,7 +112,7 @@ class serving:  # noqa: N801 - reads as `async with serving(services)`
 
         config = uvicorn.Config(
             application, lifespan="off", http=http, ws=WebSocketProtocol, access_log=False, log_config=None,
-            ws_max_size=2 * limits.REALTIME_FRAME_BYTES_MAX, timeout_graceful_shutdown=1,
+            proxy_headers=False, ws_max_size=2 * limits.REALTIME_FRAME_BYTES_MAX, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._started, self._stopping = asyncio.Event(), asyncio.Event()

@@ -32,7 +32,7 @@ class TestGate:
         gate = Gate(clock)
         tries = 0
         for _ in range(FAILURES_MAX + 5):
-            with pytest.raises(Unavailable) as caught:
+            with pytest.raises(Unavailable) as caught:  # noqa: PT012 - what is counted must be inside
                 async with gate.call():
                     tries += 1
                     raise RedisConnectionError("away")
@@ -53,3 +53,37 @@ class TestGate:
                     raise ResponseError("OOM")
         async with gate.call():
             pass
+
+    async def test_what_is_watched_may_open_it_and_never_closes_it(self) -> None:
+        clock = FakeClock()
+        gate = Gate(clock)
+        for _ in range(FAILURES_MAX):
+            async with gate.watch():
+                pass
+            with pytest.raises(Unavailable):
+                await _fail(gate)
+        with pytest.raises(Unavailable):
+            async with gate.watch():
+                pytest.fail("it rests")
+        clock.advance(ms=int(REST_SECONDS * 1000))
+        async with gate.watch():
+            pass
+        async with gate.call():
+            pass
+        assert gate.breaker.opened_at is None
+
+    async def test_a_refusal_that_a_store_caused_counts_and_any_other_does_not(self) -> None:
+        gate = Gate(FakeClock())
+        with pytest.raises(Unavailable):
+            async with gate.watch():
+                raise Unavailable("no worker")
+        assert gate.breaker.failures == 0
+        with pytest.raises(Unavailable):
+            async with gate.watch():
+                raise Unavailable("the queue") from RedisConnectionError("away")
+        assert gate.breaker.failures == 1
+
+
+async def _fail(gate: Gate) -> None:
+    async with gate.call():
+        raise RedisConnectionError("away")
