@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python manage.py
 export PYTHONPATH := platform:.
+# Python keeps what it compiled, in environments that are ours, or every start compiles thousands of files again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine up ps logs down doctor clean test check format lock

@@ -143,6 +143,8 @@ class EngineChild:
                     **os.environ,
                     **self._command.environment,
                     "WEIR_KEEPER_SECONDS": str(settings.stop_seconds),
+                    # Unset: an engine that may not keep what Python compiled compiles a minute's worth at every start.
+                    "PYTHONDONTWRITEBYTECODE": "",
                 },
             )
         finally:

@@ -3,23 +3,38 @@
 Run by `child` as `python keeper.py ENGINE...`: stdin is a pipe that the worker holds open, stdout takes one line with
 the engine's pid, stderr is the engine's log. The engine leads a process group of its own; when the worker goes (end of
 stdin), or SIGTERM comes, the group gets SIGTERM and after `WEIR_KEEPER_SECONDS` SIGKILL; when the engine's first
-process ends, what it left of the group is killed. Standard library only: it starts in a few milliseconds.
+process ends, what it left of the group is killed. The engine has a temporary directory of its own (vLLM leaves its
+sockets there when it is killed), removed with it. Standard library only: it starts in a few milliseconds.
 """
 
 import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+# A Unix socket's path holds 107 bytes, and vLLM's names take 37: a longer directory for temporary files is not used.
+SCRATCH_BASE_MAX = 50
 
 
 def main() -> int:
+    base = tempfile.gettempdir()
+    scratch = tempfile.mkdtemp(prefix="weir-engine-", dir=base if len(base) <= SCRATCH_BASE_MAX else "/tmp")  # noqa: S108
+    try:
+        return keep(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def keep(scratch: str) -> int:
+    """Runs the engine of the command line until it ends or must. Returns its exit code."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = sys.stderr.fileno()
     me = os.getpid()
@@ -28,6 +43,7 @@ def main() -> int:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        env={**os.environ, "TMPDIR": scratch},
         start_new_session=True,
         preexec_fn=lambda: _die_with(me),
     )

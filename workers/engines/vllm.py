@@ -11,6 +11,10 @@ from pathlib import Path
 
 from workers.engines.settings import EngineSettings
 
+# vLLM leaves one core of its own to the processes around the model: up to here one core is left to compute on.
+ONE_PROCESS_CORES_MAX = 2
+_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildCommand:
@@ -20,8 +24,13 @@ class ChildCommand:
     environment: dict[str, str]
 
 
-def vllm_command(*, engine: EngineSettings, model_dir: Path, served: str, uds: Path) -> ChildCommand:
-    """`vllm serve` on a Unix socket, with what the platform needs switched on. Raises ValueError without a python."""
+def vllm_command(
+    *, engine: EngineSettings, model_dir: Path, served: str, uds: Path, cores: int | None = None
+) -> ChildCommand:
+    """`vllm serve` on a Unix socket, with what the platform needs switched on. Raises ValueError without a python.
+
+    `cores`: how many processors it may use; by default those of this process.
+    """
     if not engine.python:
         raise ValueError("WEIR_ENGINE_PYTHON must name the python of the engine's environment")
     argv = [engine.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir), "--uds", str(uds)]
@@ -42,14 +51,20 @@ def vllm_command(*, engine: EngineSettings, model_dir: Path, served: str, uds: P
         argv.append("--enable-auto-tool-choice")
     if engine.eager:
         argv.append("--enforce-eager")
-    return ChildCommand(argv=(*argv, *shlex.split(engine.extra_args)), environment=_vllm_environment(engine))
+    environment = _vllm_environment(engine, cores or len(os.sched_getaffinity(0)))
+    return ChildCommand(argv=(*argv, *shlex.split(engine.extra_args)), environment=environment)
 
 
-def _vllm_environment(engine: EngineSettings) -> dict[str, str]:
+def _vllm_environment(engine: EngineSettings, cores: int) -> dict[str, str]:
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if engine.device == "cuda":
         return quiet
-    return {**quiet, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(engine.cpu_kv_cache_gib)}
+    cpu = {**quiet, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(engine.cpu_kv_cache_gib)}
+    if cores > ONE_PROCESS_CORES_MAX or engine.tensor_parallel_size > 1:
+        return cpu
+    # One thread computes here, so there is nothing to bind to cores, which is all that the process of its own which the
+    # CPU build gives its model is for: without it a third of the start and 650 MB are saved, and a hop per step.
+    return {**cpu, **_ONE_PROCESS}
 
 
 def simulated_command(*, model_dir: Path, served: str, uds: Path) -> ChildCommand:

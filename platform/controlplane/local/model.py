@@ -77,7 +77,7 @@ def find_damage(*, directory: Path, committed: Path) -> str | None:
 def _convert(*, root: Path, python: Path, directory: Path) -> None:
     done = subprocess.run(  # noqa: S603 - the command is ours
         [str(python), str(root / "infra" / "setup" / "convert_model.py"), str(directory)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONDONTWRITEBYTECODE": ""},
         cwd=root,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -122,6 +122,7 @@ def _shared_env(draft: _Draft, engine: str, engine_python: Path | None, port: in
     env = {
         "PYTHONPATH": os.pathsep.join([str(root / "platform"), str(root)]),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # empty is unset: what was compiled is kept for the next start
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         "WEIR_HOME": str(layout.home),
         "WEIR_SECRET": draft.settings.get("WEIR_SECRET") or draft.secrets.root,
