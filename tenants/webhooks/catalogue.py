@@ -34,9 +34,20 @@ _TENANT = (
 )
 _KEY = ("name", "last4", "project", "scopes", "allowed_models", "allowed_networks", "expires_at")
 _PRICE = ("model", "meter", "per_million", "currency", "valid_from", "valid_to")
+_BUDGET = ("metric", "model", "window", "threshold_percent", "cap", "used")
 _HOOK = ("origin", "events", "enabled")
 
 EVENTS: dict[str, Known] = {
+    "budget.spent": Known(
+        "A budget has nothing left: requests that cost are refused. Once for each window and cap.",
+        "tenant:<id>, project:<id> or key:<id>",
+        after=_BUDGET,
+    ),
+    "budget.threshold": Known(
+        "Spending crossed an alert threshold of a budget. Once for each window, cap and threshold; refuses nothing.",
+        "tenant:<id>, project:<id> or key:<id>",
+        after=_BUDGET,
+    ),
     "key.changed": Known("Settings of an API key were changed.", "apikey:<id>", before=_KEY, after=_KEY),
     "key.created": Known("An API key was made. Its text is in no event.", "apikey:<id>", after=_KEY),
     "key.expired": Known("An API key came to its end and is refused.", "apikey:<id>", before=_KEY),

@@ -8,7 +8,7 @@ from tenants.webhooks.selectors import is_filter
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("platform", "tenants", "safety", "billing")
-RECORDERS = {"record", "tell", "_tell", "_move"}
+RECORDERS = {"record", "tell", "_tell", "_move", "OutboxEvent"}
 
 
 def _recorded() -> dict[str, str]:
