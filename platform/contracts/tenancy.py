@@ -36,8 +36,8 @@ class Limit:
     """One cap. `cap` 0 blocks; an unlimited metric has no `Limit` at all.
 
     `model` None counts all models together; else only requests of that served model count, apart from the others.
-    `alerts` are percents of a money cap whose crossing is told of, without refusing anything. `since_ms` is when the cap
-    was set: usage before it is in the counter only after a rebuild.
+    `alerts` are percents of a money cap whose crossing is told of, without refusing anything. `since_ms` is when the
+    cap was set: usage before it is in the counter only after a rebuild.
     """
 
     scope: Scope
@@ -61,9 +61,9 @@ class TenantContext:
     """Everything steps 2-5 need of the caller. Resolved from an API key; cached by key digest.
 
     `key_epoch` and `tenant_epoch` are checked inside the hold script, so a revoked key or a suspended tenant is
-    refused at once although this object may be cached. `allowed_models` None means every model. `allowed_networks` holds
-    CIDR blocks in their canonical form (`10.0.0.0/8`, `2001:db8::/32`), from which alone the key may be used; empty
-    means from anywhere. `expires_at_ms`: the key is refused from then on, also where this object is cached.
+    refused at once although this object may be cached. `allowed_models` None means every model. `allowed_networks`
+    holds CIDR blocks in their canonical form (`10.0.0.0/8`, `2001:db8::/32`), from which alone the key may be used;
+    empty means from anywhere. `expires_at_ms`: the key is refused from then on, also where this object is cached.
     """
 
     tenant_id: str
