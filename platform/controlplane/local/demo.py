@@ -7,6 +7,8 @@ platform in this request; nothing is a constant of a brochure.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,14 +65,21 @@ def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     raise DemoFailed("the stream ended without [DONE]")
 
 
-def wait_until_ready(*, base_url: str) -> None:
-    """Waits until the gateway finds all it needs. Raises DemoFailed after a minute."""
-    url = f"{base_url.removesuffix('/v1')}/health/ready"
+def wait_until_ready(*, base_url: str, api_key: str, model: str) -> None:
+    """Waits until the gateway finds all it needs, and offers the model whose engine has just come up.
+
+    Raises DemoFailed after a minute.
+    """
     until = time.monotonic() + _READY_SECONDS
+    _wait_for(f"{base_url.removesuffix('/v1')}/health/ready", {}, until)
+    _wait_for(f"{base_url}/models/{model}", {"Authorization": f"Bearer {api_key}"}, until)
+
+
+def _wait_for(url: str, headers: dict[str, str], until: float) -> None:
     said = "no answer"
     while time.monotonic() < until:
         try:
-            answer = httpx.get(url, timeout=5.0)
+            answer = httpx.get(url, headers=headers, timeout=5.0)
         except httpx.HTTPError as error:
             said = type(error).__name__
         else:
@@ -81,11 +90,11 @@ def wait_until_ready(*, base_url: str) -> None:
     raise DemoFailed(f"{url} says after {_READY_SECONDS:.0f} s: {said}")
 
 
-def ask(*, console: Console, base_url: str, api_key: str) -> Measured:
+def ask(*, console: Console, base_url: str, api_key: str, model: str) -> Measured:
     """Sends the request and prints the answer as it comes. Raises DemoFailed."""
     measured = Measured()
     body = {
-        "model": MODEL,
+        "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": 80,
         "temperature": 0,
@@ -135,13 +144,14 @@ def print_panel(*, console: Console, demo: dict[str, Any], measured: Measured | 
     table.add_row("admin", f"{demo['admin_url']}   {demo['admin_user']} / {demo['admin_password']}")
     console.print(Panel(table, title="Weir serves", title_align="left", expand=False))
     content = '{"role": "user", "content": "Hello"}'
-    body = f'{{"model": "{MODEL}", "messages": [{content}]}}'
+    model = demo.get("model", MODEL)
+    body = f'{{"model": "{model}", "messages": [{content}]}}'
     # Outside the panel and unwrapped, so that they can be copied.
     for line in (
         f"curl {demo['base_url']}/chat/completions -H 'Authorization: Bearer {demo['api_key']}' "
         f"-H 'Content-Type: application/json' -d '{body}'",
-        f"python -c \"from openai import OpenAI; print(OpenAI(base_url='{demo['base_url']}', "
-        f"api_key='{demo['api_key']}').chat.completions.create(model='{MODEL}', "
+        f"{shlex.quote(sys.executable)} -c \"from openai import OpenAI; print(OpenAI(base_url='{demo['base_url']}', "
+        f"api_key='{demo['api_key']}').chat.completions.create(model='{model}', "
         "messages=[{'role': 'user', 'content': 'Hello'}]).choices[0].message.content)\"",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

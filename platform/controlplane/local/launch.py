@@ -267,8 +267,10 @@ def _show_demo(layout: Layout, console: Console) -> None:
     written: dict[str, Any] = json.loads(layout.demo_file.read_text())
     measured = None
     try:
-        demo.wait_until_ready(base_url=written["base_url"])
-        measured = demo.ask(console=console, base_url=written["base_url"], api_key=written["api_key"])
+        if written.get("api_key"):  # else it was lost with an older demo.json, as the panel says
+            target = {name: written[name] for name in ("base_url", "api_key", "model")}
+            demo.wait_until_ready(**target)
+            measured = demo.ask(console=console, **target)
     except demo.DemoFailed as failure:
         console.print(f"\n[red]The demo request failed:[/] {failure}", soft_wrap=True)
     demo.print_panel(console=console, demo=written, measured=measured)

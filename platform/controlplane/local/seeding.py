@@ -35,6 +35,7 @@ def main() -> int:
     demo = seed_demo()
     seeded = {
         "base_url": f"{base}/v1",
+        "model": os.environ["WEIR_MODEL"],
         "api_key": demo.api_key,
         "other_api_key": demo.other_api_key,
         "admin_url": f"{base}/admin/",

@@ -1,7 +1,6 @@
 """`manage.py ps`: the processes of the platform that runs here, with age and memory."""
 
 import json
-import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -21,13 +20,16 @@ class Command(BaseCommand):
         layout, console = Layout.of_clone(), Console(highlight=False)
         if not is_locked(layout=layout) or not layout.run_file.exists():
             console.print("Nothing runs here; `make up` starts it.")
-            sys.exit(1)
+            return
         document = json.loads(layout.run_file.read_text())
         table = Table("name", "role", "pid", "port", "state", "up", "memory", box=None)
         for row in (*document["processes"], *document["missing"]):
             table.add_row(*_cells(row))
         console.print(table)
-        sys.exit(0 if not any(row["state"] == "failed" for row in document["missing"]) else 1)
+        if any(row["state"] == "failed" for row in document["missing"]):
+            console.print(
+                "What is `failed` was given up; `make logs NAME=…` says why, `make down` and `make up` start anew."
+            )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
