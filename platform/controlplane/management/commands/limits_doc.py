@@ -6,6 +6,7 @@ from django.core.management.base import BaseCommand
 
 from controlplane.env import ROOT
 from gateway.surface.limits import render_limits
+from tenants.limits.stated import render_tenant_limits
 
 LIMITS = ROOT / "docs" / "limits.md"
 
@@ -15,5 +16,5 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
-        LIMITS.write_text(render_limits(), encoding="utf-8")
+        LIMITS.write_text(render_limits() + render_tenant_limits(), encoding="utf-8")
         self.stdout.write(f"wrote {LIMITS.relative_to(ROOT)}")

@@ -1,0 +1,43 @@
+"""The second half of docs/limits.md: how each limit of a tenant counts. Pure; generated where the numbers live."""
+
+from tenants.limits.gate import DEADLINE_SECONDS, FAILURES_MAX, REST_SECONDS
+from tenants.limits.policy import IN_FLIGHT_RETRY_MS, RULES
+
+_INTRO = """
+## Limits of a tenant
+
+Each may stand on an API key, a project or the organization, for all models together or for one; all that apply must
+have room, or nothing is held and nothing is charged. No limit = unlimited, 0 = blocked.
+
+| metric | unit | window |
+|---|---|---|
+"""
+_REST = f"""
+A bucket lets at most the cap plus the cap per minute through in any stretch of time. Days and months begin at the
+first instant of their date in the tenant's zone; a request counts in the window of its admission, whenever it ends.
+`queued_requests` counts a request until it first runs; the plan's own bound on waiting requests stands beside it.
+
+What counts: the prompt's tokens by the model's own tokenizer; `max_tokens` times `n` as output until the request
+ends, then what the engine counted. Reasoning, tool calls and logprobs are output tokens or free: they are never
+counted twice. Cached prompt tokens count as input tokens and cost their own price. `best_of` other than `n` is
+refused. A retry under one Idempotency-Key, and a second attempt after a lost worker, count once; speculated tokens
+count when they are accepted. `max_tokens` that is absent is the plan's default, within the context, the caps, and,
+where the tenant chose to have answers shortened, what the budget leaves.
+
+Money is hard: the worst case is held, so a budget cannot be passed. Alerts (50, 80 and 100 % unless set otherwise)
+refuse nothing and are told once per window, as `budget.threshold`; `budget.spent` is told when not even the
+shortest answer fits.
+
+`retry-after` is exact for buckets and windows if nobody else asks meanwhile. What requests under way hold is given
+back at a time nobody knows: there it is {IN_FLIGHT_RETRY_MS / 1000:g} s. A spent budget is 402 and never retried; a
+cap of 0, and more than a cap at once, say `x-should-retry: false`. When the limits' store does not answer, requests
+are refused with 503 within {DEADLINE_SECONDS:g} s, after {FAILURES_MAX} failures at once, and one in
+{REST_SECONDS:g} s is let through to see. When PostgreSQL is away, keys that were good within the last 15 minutes go
+on.
+"""
+
+
+def render_tenant_limits() -> str:
+    """Markdown, to be put behind the limits of a request."""
+    rows = [f"| `{metric.value}` | {rule.unit} | {rule.window} |" for metric, rule in RULES.items()]
+    return _INTRO + "\n".join(rows) + "\n" + _REST
