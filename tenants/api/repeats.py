@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from django.conf import settings
 from django.db import connection
@@ -21,7 +22,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from contracts.errors import InvalidRequest
+from contracts.errors import Conflict, InvalidRequest
 from stores.secrets import derive
 from tenants.api.auth import caller_of
 from tenants.api.errors import KeyReused
@@ -63,7 +64,7 @@ def forget_old() -> int:
 def _claim(request: Request, text: str) -> IdempotentWrite:
     """This request's record: a new one, or the first's. Raises KeyReused."""
     caller = caller_of(request)
-    digest = _derived("management-idempotency-lookup", text).hex()
+    digest = hashlib.sha256(f"weir idempotency\0{caller.identity}\0{text}".encode()).hexdigest()
     asked = json.dumps([request.method, request.path, request.data], sort_keys=True)
     mine = IdempotentWrite(
         tenant_id=caller.tenant_id,
@@ -90,14 +91,22 @@ def _replay(record: IdempotentWrite, text: str) -> Response:
 
 def _seal(text: str, record: IdempotentWrite, answer: bytes) -> bytes:
     nonce = os.urandom(_NONCE_BYTES)
-    return nonce + AESGCM(_derived("management-idempotency-answer", text)).encrypt(nonce, answer, record.id.bytes)
+    return nonce + _ciphers(text)[0].encrypt(nonce, answer, record.id.bytes)
 
 
 def _open(text: str, record: IdempotentWrite, sealed: bytes) -> bytes:
-    key = AESGCM(_derived("management-idempotency-answer", text))
-    return key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], record.id.bytes)
+    """The answer as it was. Raises Conflict where no secret of ours opens it any more."""
+    for cipher in _ciphers(text):
+        try:
+            return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], record.id.bytes)
+        except InvalidTag:
+            continue
+    raise Conflict("This was done before; its answer can no longer be read.", param=HEADER)
 
 
-def _derived(label: str, text: str) -> bytes:
-    secret = derive(settings.ENV.secret.get_secret_value(), label)
-    return hmac.new(secret, text.encode(), hashlib.sha256).digest()
+def _ciphers(text: str) -> list[AESGCM]:
+    """One for each root secret, the one in force first."""
+    env = settings.ENV
+    secrets = [env.secret.get_secret_value(), *env.old_secrets]
+    labelled = [derive(secret, "management-idempotency") for secret in secrets]
+    return [AESGCM(hmac.new(key, text.encode(), hashlib.sha256).digest()) for key in labelled]

@@ -9,7 +9,7 @@ saw, and a PATCH must.
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import uuid_utils
 from django.db import OperationalError, transaction
@@ -23,7 +23,7 @@ from rest_framework.response import Response
 
 from contracts.errors import InvalidRequest
 from tenants.api import repeats
-from tenants.api.auth import ManagementKey, MayDo, SignedIn, caller_of
+from tenants.api.auth import Caller, ManagementKey, MayDo, SignedIn, caller_of
 from tenants.api.errors import database_error
 from tenants.api.lists import Filter, Keyset, StrictFilters, by_id
 from tenants.api.parsers import StrictJSON
@@ -69,14 +69,24 @@ class Route(viewsets.GenericViewSet[M]):
         response.headers.setdefault("Cache-Control", "no-store")
         return response
 
+    def perform_authentication(self, request: Request) -> None:
+        """As soon as the caller is known, its own rows are all that there are."""
+        super().perform_authentication(request)
+        if isinstance(request.auth, Caller) and request.auth.tenant_id is not None:
+            self._scope.enter_context(as_tenant(request.auth.tenant_id))
+
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """After authentication and permission: the caller's own rows from here on, and its first answer to a repeat."""
+        """After authentication and permission: the first answer to a repeat."""
         super().initial(request, *args, **kwargs)
-        caller = caller_of(request)
-        if caller.tenant_id is not None:
-            self._scope.enter_context(as_tenant(caller.tenant_id))
         if request.method == "POST" and repeats.HEADER in request.headers and hasattr(self, "post"):
             self.post = partial(repeats.once, self.post)
+
+    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
+        """A foreign id is not found, also by who may not do this to its own."""
+        caller, wanted = request.auth, self.kwargs.get("pk")
+        if wanted is not None and isinstance(caller, Caller) and caller.opens and not caller.is_operator:
+            get_object_or_404(self.get_queryset(), pk=wanted)
+        super().permission_denied(request, message, code)
 
     def tenants(self) -> QuerySet[Tenant]:
         """The tenants that the caller may see: its own, or all for an operator."""
