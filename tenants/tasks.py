@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from tenants import events, services
 from tenants.models import ApiKey, Tenant
+from tenants.services import repeats
 
 RELAY_ROUNDS_MAX = 20
 PUSHES_MAX = 500
@@ -54,3 +55,10 @@ def push_epochs() -> int:
         if gone:
             done += services.push_now(tenant_id=tenant_id, key_ids=gone, revoked=True)
     return done
+
+
+@shared_task(name="tenants.tasks.expire_keys")  # type: ignore[untyped-decorator] # celery has no types
+def expire_keys() -> int:
+    """End keys whose time is over, and forget answers kept for repeats long ago; returns how many keys ended."""
+    repeats.forget_old()
+    return services.expire_keys()

@@ -48,6 +48,7 @@ app.conf.beat_schedule = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    "end keys whose time is over": {"task": "tenants.tasks.expire_keys", "schedule": 30.0, "options": {"expires": 30}},
     "push key epochs": {"task": "tenants.tasks.push_epochs", "schedule": 30.0, "options": {"expires": 30}},
 }
 

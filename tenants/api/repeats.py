@@ -10,7 +10,6 @@ import hmac
 import json
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -27,9 +26,9 @@ from stores.secrets import derive
 from tenants.api.auth import caller_of
 from tenants.api.errors import KeyReused
 from tenants.models import IdempotentWrite
+from tenants.services.repeats import KEEP
 
 HEADER = "Idempotency-Key"
-KEEP = timedelta(hours=24)
 KEY_MAX = 255
 WAIT = "10s"
 _NONCE_BYTES = 12
@@ -54,11 +53,6 @@ def once(handler: Callable[..., Response], request: Request, *args: Any, **kwarg
         record.answer = _seal(text, record, json.dumps(kept).encode())
         record.save(update_fields=["status", "answer"])
     return response
-
-
-def forget_old() -> int:
-    """Delete the records whose time is over; returns how many. Run by the beat."""
-    return IdempotentWrite.objects.filter(created_at__lt=timezone.now() - KEEP).delete()[0]
 
 
 def _claim(request: Request, text: str) -> IdempotentWrite:

@@ -15,7 +15,8 @@ from rest_framework.request import Request
 from contracts.errors import InvalidRequest
 from tenants.api.errors import Changed, MustMatch
 
-_MOVES_BY_ITSELF = frozenset({"last_used_at"})
+# What a key's use and a webhook's deliveries move, without anybody's having changed it.
+_MOVES_BY_ITSELF = frozenset({"last_used_at", "failures", "failing_since", "last_success_at"})
 _TAG = re.compile(r'(W/)?"([^"\s]{1,128})"')
 
 

@@ -11,9 +11,9 @@ from pytest_django import Settings
 from redis import Redis
 
 from tenants import services
-from tenants.api import repeats
 from tenants.auth.keys import looks_valid
 from tenants.models import ApiKey, IdempotentWrite, OutboxEvent, Project
+from tenants.services import repeats
 from tests.functional.tenants.api import Api, manager
 from tests.functional.tenants.conftest import Customer
 

@@ -1,5 +1,6 @@
 """From the outbox over the exchange to the audit trail: real PostgreSQL, real broker."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -100,11 +101,22 @@ class TestConsumer:
             assert message.fate == "reject"
         assert AuditEntry.objects.count() == 0
 
-    def test_leaves_usage_to_the_reports(self, db: None) -> None:
+    def test_takes_the_keys_last_use_from_usage_and_keeps_no_entry_of_it(self, acme: Customer) -> None:
+        kept = AuditEntry.objects.count()
+        at = 1_800_000_000_000
+        records = [{"api_key_id": str(acme.key.id), "billed_at_ms": at + step} for step in (0, 5_000, 1_000)]
         message = FakeMessage("usage.recorded")
-        take({"anything": 1}, message)
+        take({"records": [*records, {"api_key_id": str(new_id()), "billed_at_ms": at}]}, message)
         assert message.fate == "ack"
-        assert AuditEntry.objects.count() == 0
+        acme.key.refresh_from_db()
+        assert acme.key.last_used_at == datetime.fromtimestamp(at / 1000 + 5, tz=UTC)
+        assert AuditEntry.objects.count() == kept
+
+    def test_drops_usage_that_cannot_be_read(self, db: None) -> None:
+        for body in ({}, {"records": [{}]}, {"records": [{"api_key_id": "x", "billed_at_ms": 1}]}, {"records": [3]}, 7):
+            message = FakeMessage("usage.recorded")
+            take(body, message)
+            assert message.fate == "reject", body
 
 
 class TestRecord:
