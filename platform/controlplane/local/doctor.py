@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from controlplane.local.causes import GENERAL, find_fix
+from controlplane.local.model import MODEL
+
 _DEADLINE_SECONDS = 20.0
 _POSTGRES_MIN = 15
 _REDIS_MIN = 7
+_CLICKHOUSE_MIN = (23, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +67,45 @@ async def examine(*, env: Mapping[str, str]) -> list[Finding]:
 
 
 async def _run(name: str, variable: str, check: Check, env: Mapping[str, str]) -> Finding:
-    where = hide_password(env.get(variable, ""))
-    if variable not in ("WEIR_ENGINE", "BROKER_URL") and not where:
+    variable, url = _address(variable, env)
+    if not url and variable != "WEIR_ENGINE":
         return Finding(name, f"{variable} is not set", fix=f"`make up` starts one here, or set {variable}")
+    where = hide_password(url)
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
             return Finding(name, await check(env), is_good=True)
     except Unwell as error:
         return Finding(name, str(error), fix=error.fix)
     except TimeoutError:
-        return Finding(name, f"{where} did not answer in {_DEADLINE_SECONDS:.0f} s", fix=_reach(variable))
+        fix = GENERAL.format(variable=variable)
+        return Finding(name, f"{where} did not answer in {_DEADLINE_SECONDS:.0f} s", fix=fix)
     except Exception as error:  # noqa: BLE001 - whatever a client raises is the finding
-        return Finding(name, f"{where}: {type(error).__name__}: {str(error).strip()[:300]}", fix=_reach(variable))
+        said = str(error).strip()
+        detail = f"{where}: {type(error).__name__}: {' '.join(said.split())[:300]}"
+        return Finding(name, detail, fix=find_fix(variable=variable, said=said))
 
 
-def _reach(variable: str) -> str:
-    return f"see that it runs and that {variable} names its host, port, user and password; locally: `make up`"
+def _address(variable: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """The setting that names the server, and what it says: a setting that falls back says so by its name."""
+    if variable == "WEIR_ENGINE" and env.get("ENGINE_URL"):
+        return "ENGINE_URL", env["ENGINE_URL"]
+    if variable == "BROKER_URL" and not env.get("BROKER_URL") and env.get("REDIS_URL"):
+        return "BROKER_URL (by default REDIS_URL)", _database(env["REDIS_URL"], 1)
+    return variable, env.get(variable, "")
 
 
 async def check_postgres(env: Mapping[str, str]) -> str:
-    """Connects, writes and reads in a temporary table, asks for the version and the extension of price periods."""
+    """Connects, writes in a temporary table, asks for the version and the extension of price periods."""
     import psycopg
 
     connection = await psycopg.AsyncConnection.connect(env["DATABASE_URL"], connect_timeout=5)
     async with connection:
         version = connection.info.server_version // 10_000
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise Unwell(f"the database keeps text as {encoding}", "create the database with ENCODING 'UTF8'")
         await connection.execute("CREATE TEMPORARY TABLE weir_doctor (value text)")
         await connection.execute("INSERT INTO weir_doctor VALUES ('é')")
-        cursor = await connection.execute("SELECT value FROM weir_doctor")
-        if await cursor.fetchone() != ("é",):
-            raise Unwell("text does not come back as written", "create the database with ENCODING 'UTF8'")
         cursor = await connection.execute("SELECT count(*) FROM pg_available_extensions WHERE name = 'btree_gist'")
         found = await cursor.fetchone()
     if version < _POSTGRES_MIN:
@@ -168,6 +181,9 @@ async def check_clickhouse(env: Mapping[str, str]) -> str:
     reader = open_clickhouse(url)
     try:
         rows = await asyncio.to_thread(reader.execute, "SELECT version() AS version, 'é' AS text")
+        version = str(rows[0]["version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < _CLICKHOUSE_MIN:
+            raise Unwell(f"it is version {version}", "use ClickHouse 23.8 or newer")
         tables = await asyncio.to_thread(
             reader.execute,
             "SELECT count() AS found FROM system.tables WHERE database = currentDatabase() AND name = {name:String}",
@@ -179,7 +195,7 @@ async def check_clickhouse(env: Mapping[str, str]) -> str:
         raise Unwell("text does not come back as sent", "use a current ClickHouse")
     if not tables[0]["found"]:
         raise Unwell("its tables are missing", "start the meter once: `manage.py meter` makes them")
-    return f"version {rows[0]['version']}, {hide_password(url)}"
+    return f"version {version}, {hide_password(url)}"
 
 
 async def check_s3(env: Mapping[str, str]) -> str:
@@ -233,7 +249,13 @@ async def _ask_engine(env: Mapping[str, str]) -> str:
         names = [entry["id"] for entry in listed.json()["data"]]
         if not names:
             raise Unwell("it serves no model", "load one there")
-        body = {"model": names[0], "prompt": "A", "max_tokens": 1}
+        wanted = env.get("WEIR_MODEL") or MODEL
+        if wanted not in names:
+            raise Unwell(
+                f"it serves {', '.join(names)}, not {wanted}",
+                "set WEIR_MODEL to its name there and WEIR_MODEL_DIR to its tokenizer, or serve it by this name",
+            )
+        body = {"model": wanted, "prompt": "A", "max_tokens": 1}
         answer = await client.post(f"{base}/v1/completions", json=body)
     if answer.status_code != httpx.codes.OK or not answer.json().get("usage"):
         raise Unwell(
