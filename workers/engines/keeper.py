@@ -21,16 +21,27 @@ import threading
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # A Unix socket's path holds 107 bytes, and vLLM's names take 37: a longer directory for temporary files is not used.
-SCRATCH_BASE_MAX = 50
+SCRATCH_BASE_MAX = 45
+SCRATCH = "weir-engine-"
 
 
 def main() -> int:
     base = tempfile.gettempdir()
-    scratch = tempfile.mkdtemp(prefix="weir-engine-", dir=base if len(base) <= SCRATCH_BASE_MAX else "/tmp")  # noqa: S108
+    base = base if len(base) <= SCRATCH_BASE_MAX else "/tmp"  # noqa: S108
+    sweep(base)
+    scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=base)
     try:
         return keep(scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def sweep(base: str) -> None:
+    """Removes what keepers left that were killed before they could: theirs is the pid in the name."""
+    for entry in os.scandir(base):
+        pid = entry.name.removeprefix(SCRATCH).partition("-")[0]
+        if entry.name.startswith(SCRATCH) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+            shutil.rmtree(entry.path, ignore_errors=True)  # another user's stays
 
 
 def keep(scratch: str) -> int:

@@ -55,3 +55,16 @@ class TestKeeper:
         process.communicate(timeout=20)
         assert len(str(scratch)) + 37 <= 107
         assert not scratch.exists()
+
+    def test_removes_what_a_killed_one_left(self, tmp_path: Path) -> None:
+        killed, _, left = start(tmp_path)
+        killed.kill()
+        killed.communicate(timeout=20)
+        assert left.exists()
+        running, _, kept = start(tmp_path)
+        another, _, _ = start(tmp_path)
+        assert not left.exists()
+        assert kept.exists()
+        for process in (running, another):
+            process.communicate(timeout=20)
+        assert list(tmp_path.iterdir()) == []
