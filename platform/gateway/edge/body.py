@@ -15,7 +15,7 @@ from gateway.surface.errors import ReadTimeout
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
-DRAIN_BYTES_MAX = 16 * 1024 * 1024
+DRAIN_BYTES_MAX = 64 * 1024 * 1024  # clients send all before they read; nothing of it is kept
 DRAIN_SECONDS = 2.0
 _GZIP = 31  # zlib's window bits for a gzip container
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from contracts.errors import InvalidRequest, Unavailable, WeirError
 from gateway.surface import limits
@@ -24,6 +24,7 @@ LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cos
 FILES_KEPT = 256  # for stores, logs and what else the process opens
 RETRY_MS = 1_000
 _ONCE = (b"content-type", b"content-encoding", b"idempotency-key", b"last-event-id")  # two would be read two ways
+_VERSIONS = ("1.0", "1.1")  # the parser takes 0.9 and 2.0 too
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -106,14 +107,20 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._problem or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
             return
-        if self._runs():
+        running = self._runs()
+        if running and not self._in_body:
             self._waiting = 0
-        elif self._waiting > limits.HEAD_BYTES_MAX and self._in_body:
+        elif self._waiting > limits.HEAD_BYTES_MAX and self._in_body and not running:
             self.transport.close()  # its answer is given; another would be taken for the next request's
-        elif self._waiting > limits.HEAD_BYTES_MAX:
+        elif self._waiting > limits.HEAD_BYTES_MAX:  # a head, or trailers and chunk extensions without a body's byte
             self._refuse(_head_too_large())
-        else:
+        elif not running:
             self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. A trailer is none, and is dropped (RFC 9110, section 6.5.1): it grants and frames nothing."""
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Raises what is wrong with the head; the parser hands it to `data_received` as an error of its own."""
@@ -124,6 +131,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting = 0
         self._in_body = True
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            _end_by_close(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        if self._runs():
+            self._waiting = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -140,6 +154,8 @@ class HttpProtocol(HttpToolsProtocol):
         if size > limits.HEAD_BYTES_MAX or len(self.headers) > limits.HEADERS_MAX:
             return _head_too_large()
         version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            return InvalidRequest("this server speaks HTTP/1.1", code="invalid_http")
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (version == "1.1" and not hosts):
             return InvalidRequest("a request has one Host header", param="Host", code="invalid_host")
@@ -195,6 +211,24 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _end_by_close(cycle: RequestResponseCycle) -> None:
+    """Sends what has no length until the connection closes: HTTP/1.0 knows no chunks (RFC 9112, section 6.1)."""
+    framed = cycle.send
+    unframed = False
+
+    async def send(message: Any) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if unframed:
+                cycle.chunked_encoding = False
+        elif unframed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await framed(message)
+
+    cycle.send = send  # type: ignore[method-assign]
 
 
 def _head_too_large() -> HeadTooLarge:

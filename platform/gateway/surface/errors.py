@@ -15,6 +15,8 @@ from tenants.limits.holds import Headroom, RateLimited
 
 Headers = list[tuple[bytes, bytes]]
 
+CHALLENGE = (b"www-authenticate", b'Bearer realm="weir"')  # a 401 must name its scheme (RFC 9110, section 15.5.2)
+
 
 class Gone(Rejected):
     """It was here, and is no longer kept."""
@@ -76,6 +78,8 @@ def error_headers(error: WeirError) -> Headers:
     headers: Headers = []
     if isinstance(error, RateLimited):
         headers += rate_headers(requests=error.requests, tokens=error.tokens)
+    if status_of(error) == 401:
+        headers.append(CHALLENGE)
     if error.retry_after_ms is not None:
         seconds = max(1, math.ceil(error.retry_after_ms / 1000))
         headers += [

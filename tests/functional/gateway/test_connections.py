@@ -165,6 +165,8 @@ class TestHeads:
             (b"garbage\r\n\r\n", 400, "invalid_http"),
             (b"FOO /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models HTTP/2.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GET /v1/models\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/mod\xffels HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/models HTTP/1.1\r\nHost : x\r\n\r\n", 400, "invalid_http"),
@@ -236,6 +238,32 @@ class TestHeads:
             assert (reply.status, reply.error()["code"]) == (400, "invalid_http")
             assert await connection.rest() == b""
         assert [record for record in caplog.records if record.exc_info] == []
+
+    async def test_a_trailer_is_no_header(self, gateway: Gateway) -> None:
+        lines = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+        async with wire(gateway) as connection:
+            trailer = f"Authorization: Bearer {gateway.key}\r\n\r\n".encode()
+            await connection.send(head("POST", "/v1/chat/completions", *lines) + b"2\r\n{}\r\n0\r\n" + trailer)
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"]) == (401, "missing_api_key")
+        assert reply.headers["www-authenticate"].startswith("Bearer ")
+
+    async def test_a_body_far_too_large_gets_a_refusal_that_is_read(self, gateway: Gateway) -> None:
+        answer = await gateway.http.post("/v1/chat/completions", content=b"x" * 19_000_000, headers=gateway.auth())
+        assert answer.status_code in (413, 415)
+
+    async def test_an_older_client_gets_a_stream_without_chunks(self, gateway: Gateway) -> None:
+        document = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        body = json.dumps(document).encode()
+        lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json")
+        sent = head("POST", "/v1/chat/completions", *lines, f"Content-Length: {len(body)}") + body
+        async with wire(gateway) as connection:
+            await connection.send(sent.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            await gateway.worker.end(await gateway.worker.claim(), last_seq=0)
+            first, _, rest = (await connection.rest()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in first.lower()
+        assert rest.startswith(b":")
+        assert rest.endswith(b"data: [DONE]\n\n")
 
     async def test_a_client_that_waits_for_100_gets_it_before_it_sends(self, gateway: Gateway) -> None:
         lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json", "Expect: 100-continue")
