@@ -22,6 +22,8 @@ from tenants.limits.holds import HoldRequest, Idempotency
 from tenants.limits.policy import counted, max_tokens_limit, scope_name
 from tenants.limits.refusal import blocked
 
+COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's and vLLM's, of /v1/completions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -112,7 +114,14 @@ def _without_nulls(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def content_of(asked: Asked, tokenizer: PromptTokenizer) -> PromptContent:
-    """The prompt in the one form that is guarded, counted and sent: parts are flattened where the template wants it."""
+    """The prompt in the one form that is guarded, counted and sent: parts are flattened where the template wants it.
+
+    Raises InvalidRequest for tools that the model would never see.
+    """
+    if asked.tools and asked.sampling.get("tool_choice") != "none" and not tokenizer.shows_tools:
+        raise InvalidRequest(
+            "tools: this model's chat template shows it no tools", param="tools", code="unsupported_value"
+        )
     token_ids = asked.prompt if isinstance(asked.prompt, list) else []
     return PromptContent(
         messages=flatten(asked.messages) if tokenizer.parts_as_text else asked.messages,
@@ -155,7 +164,10 @@ def output_tokens(asked: Asked, context: TenantContext, *, model: str, context_t
         raise LimitExceeded(blocked(limit))
     caps = [room, context.max_tokens_cap, None if limit is None else limit.cap]
     cap = min(most for most in caps if most is not None)
-    granted = min(cap, context.max_tokens_default) if asked.max_tokens is None else asked.max_tokens
+    default = context.max_tokens_default
+    if asked.endpoint is Endpoint.COMPLETIONS:
+        default = min(default, COMPLETION_TOKENS_DEFAULT)
+    granted = min(cap, default) if asked.max_tokens is None else asked.max_tokens
     if granted > room:
         raise InvalidRequest(
             f"max_tokens {granted} and the prompt's {prompt_tokens} tokens pass the context of {context_tokens}",

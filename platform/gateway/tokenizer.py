@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -42,6 +42,7 @@ class PromptTokenizer:
     special: dict[str, str]
     parts_as_text: bool
     knows_developer: bool
+    shows_tools: bool
     sha256: str
     longest_token: int  # characters; a text of more than `context x longest_token` cannot fit, and is never tokenised
 
@@ -64,6 +65,7 @@ class PromptTokenizer:
             special=_special_tokens(settings),
             parts_as_text=source is None or not _loops_over_content(source),
             knows_developer=source is None or '"developer"' in source or "'developer'" in source,
+            shows_tools=source is not None and "tools" in meta.find_undeclared_variables(_ENVIRONMENT.parse(source)),
             sha256=hashlib.sha256(data).hexdigest(),
             longest_token=max(map(len, tokenizer.get_vocab(with_added_tokens=True))),
         )

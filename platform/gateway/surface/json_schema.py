@@ -19,6 +19,10 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _ONE = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+# Look-around, back references, conditions: no automaton has them, and an engine fails on them late.
+_BEYOND = re.compile(r"(?:[^\\]|\\[^1-9kbB])*?(?:\\[1-9kbB]|\(\?(?:<?[=!]|P=|\(|>))", re.DOTALL)
+_CLASS = re.compile(r"(?<!\\)((?:\\\\)*)\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_SAME_PLACE_MAX = 256
 _REPEAT = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 
 
@@ -81,6 +85,7 @@ def _check_node(schema: dict[str, Any], path: str, root: dict[str, Any]) -> None
         raise wrong(f"{path}.required", "must be an array of strings", code="invalid_schema")
     if "$ref" in schema:
         _check_reference(schema["$ref"], f"{path}.$ref", root)
+        _check_ends(schema, f"{path}.$ref", root)
     for key in ("$dynamicRef", "$recursiveRef"):
         if key in schema:
             raise wrong(f"{path}.{key}", "is not accepted; use $ref", code="invalid_schema")
@@ -112,6 +117,35 @@ def _check_pattern(pattern: Any, path: str) -> None:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise wrong(path, "is not a regular expression", code="invalid_schema") from error
+    if _BEYOND.match(_CLASS.sub(r"\1.", pattern)):
+        raise wrong(path, "must have no look-around, back reference or word boundary", code="invalid_schema")
+
+
+def _check_ends(schema: dict[str, Any], path: str, root: dict[str, Any]) -> None:
+    """That references and alternatives alone never lead back: such a schema describes no finite text."""
+    pending, seen = [schema], set[int]()
+    while pending:
+        for following in _same_place(pending.pop(), root):
+            if following is schema:
+                raise wrong(path, "leads back to itself through nothing", code="invalid_schema")
+            if id(following) not in seen:
+                if len(seen) == _SAME_PLACE_MAX:
+                    raise wrong(path, f"must lead to at most {_SAME_PLACE_MAX} alternatives", code="invalid_schema")
+                seen.add(id(following))
+                pending.append(following)
+
+
+def _same_place(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, Any]]:
+    """Schemas that judge the very value which this one does."""
+    found: list[Any] = [item for key in ("anyOf", "oneOf", "allOf") for item in schema.get(key) or ()]
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        target: Any = root
+        for part in reference.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, dict) else None
+        found.append(target)
+    return [item for item in found if isinstance(item, dict)]
 
 
 def _check_reference(reference: Any, path: str, root: dict[str, Any]) -> None:

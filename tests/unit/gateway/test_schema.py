@@ -160,6 +160,11 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (schema({"enum": []}), f"{S}.enum", "invalid_schema"),
     (schema({"pattern": "("}), f"{S}.pattern", "invalid_schema"),
     (schema({"pattern": "((a{50}){50}){50}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(?<=a)b"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "a(?!b)"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(a)\\1"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"patternProperties": {"(?=a)": {}}}), f"{S}.patternProperties", "invalid_schema"),
+    (schema({"$ref": "#"}), f"{S}.$ref", "invalid_schema"),
     (schema({"maxLength": 10**9}), f"{S}.maxLength", "invalid_schema"),
     (schema({"$ref": "http://x/y"}), f"{S}.$ref", "invalid_schema"),
     (schema({"$ref": "#/$defs/none"}), f"{S}.$ref", "invalid_schema"),
@@ -290,6 +295,10 @@ class TestAcceptance:
     @pytest.mark.parametrize(("prompt", "kept"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
     def test_takes_one_prompt_in_each_of_its_forms(self, prompt: Any, kept: Any) -> None:
         assert check_request(completion(prompt=prompt), endpoint=Endpoint.COMPLETIONS).prompt == kept
+
+    @pytest.mark.parametrize("pattern", [r"^a\\1$", r"\\\d+", "[(?=]", r"[\]\1]", "(?:a|b)+", "(?P<n>a)", r"\(?=x"])
+    def test_takes_a_pattern_that_only_looks_like_a_look_around(self, pattern: str) -> None:
+        check_request(schema({"type": "string", "pattern": pattern}), endpoint=Endpoint.CHAT)
 
     def test_takes_a_recursive_schema(self) -> None:
         node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "n": {"type": ["integer", "null"]}}}
