@@ -206,6 +206,10 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "tenants.api.schema.complete",
+    ],
     "SWAGGER_UI_DIST": "SIDECAR",  # the docs page loads nothing from elsewhere
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }

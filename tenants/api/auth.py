@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions
@@ -179,6 +180,6 @@ class SignedInScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped
         return {
             "type": "apiKey",
             "in": "cookie",
-            "name": "sessionid",
+            "name": settings.SESSION_COOKIE_NAME,
             "description": "A signed-in operator or member; `Weir-Tenant` names the tenant of a member of several.",
         }

@@ -11,7 +11,7 @@ from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db import DataError, IntegrityError, OperationalError
-from django.http import Http404
+from django.http import Http404, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
@@ -90,6 +90,12 @@ def database_error(error: Exception) -> Response:
         answer = _answer(503, "The database does not answer right now.", kind="service_unavailable_error")
     answer["Retry-After"] = _AGAIN_SECONDS
     return answer
+
+
+def as_json(answer: Response) -> HttpResponse:
+    """An answer outside of a view, which nobody renders."""
+    headers = {name: value for name, value in answer.headers.items() if name != "Content-Type"}
+    return JsonResponse(answer.data, status=answer.status_code, headers=headers)
 
 
 def _unreadable(error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """Routes of API keys. The text of a key is in the answer that made it, and nowhere else."""
 
+from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -20,6 +21,10 @@ from tenants.models import ApiKey, KeyScope, Project
 from tenants.roles import Action
 
 
+def _has_scope(scope: str) -> Q:
+    return Q(scopes__contains=[scope])
+
+
 def _over() -> Q:
     return Q(expired_at__isnull=False) | Q(expires_at__lte=timezone.now())
 
@@ -38,7 +43,7 @@ class KeyRoute(mixins.ListModelMixin, Route[ApiKey]):
         "project": by_id("project_id"),
         "name": by_text("name"),
         "last4": by_text("last4", "The last four characters of the key."),
-        "scope": by_choice({scope: lambda scope=scope: Q(scopes__contains=[scope]) for scope in KeyScope.values}),
+        "scope": by_choice({scope: partial(_has_scope, scope) for scope in KeyScope.values}),
         "state": by_choice(
             {
                 "active": lambda: Q(revoked_at=None) & ~_over(),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -96,9 +96,7 @@ class StrictFilters(BaseFilterBackend):
 class Keyset(BasePagination):
     """`?limit=` and `?after=` (the last id of the page before)."""
 
-    def paginate_queryset(
-        self, queryset: QuerySet[Any], request: Request, view: APIView | None = None
-    ) -> list[Model] | None:
+    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any] | None:
         limit = request.query_params.get("limit")
         after = request.query_params.get("after")
         size = LIMIT_DEFAULT if limit is None else read_whole(limit, param="limit", least=1, most=LIMIT_MAX)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import uuid_utils
 from django.db import OperationalError, transaction
 from django.db.models import Model, Q, QuerySet
-from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from rest_framework import viewsets
 from rest_framework.renderers import JSONRenderer
@@ -24,7 +24,7 @@ from rest_framework.response import Response
 from contracts.errors import InvalidRequest
 from tenants.api import repeats
 from tenants.api.auth import Caller, ManagementKey, MayDo, SignedIn, caller_of
-from tenants.api.errors import database_error
+from tenants.api.errors import as_json, database_error
 from tenants.api.lists import Filter, Keyset, StrictFilters, by_id
 from tenants.api.parsers import StrictJSON
 from tenants.api.shapes import Strict
@@ -53,7 +53,7 @@ class Route(viewsets.GenericViewSet[M]):
     needs: ClassVar[Mapping[str, Action]]
     filters: ClassVar[Mapping[str, Filter] | None] = None
 
-    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """One transaction around everything, left as the login user that began it."""
         try:
             with transaction.atomic(), ExitStack() as self._scope:
@@ -61,10 +61,7 @@ class Route(viewsets.GenericViewSet[M]):
                 if response.status_code >= 400:
                     transaction.set_rollback(True)
         except OperationalError as error:
-            answer = database_error(error)
-            answer.accepted_renderer, answer.accepted_media_type = JSONRenderer(), "application/json"
-            answer.renderer_context = {}
-            response = answer
+            response = as_json(database_error(error))
         response.headers.setdefault("X-Request-ID", str(uuid_utils.uuid7()))
         response.headers.setdefault("Cache-Control", "no-store")
         return response
@@ -78,8 +75,9 @@ class Route(viewsets.GenericViewSet[M]):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """After authentication and permission: the first answer to a repeat."""
         super().initial(request, *args, **kwargs)
-        if request.method == "POST" and repeats.HEADER in request.headers and hasattr(self, "post"):
-            self.post = partial(repeats.once, self.post)
+        if request.method == "POST" and repeats.HEADER in request.headers and "post" in vars(self):
+            # `as_view` has put the action of this path there, and `dispatch` takes it from there next.
+            vars(self)["post"] = partial(repeats.once, vars(self)["post"])
 
     def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
         """A foreign id is not found, also by who may not do this to its own."""
@@ -91,7 +89,7 @@ class Route(viewsets.GenericViewSet[M]):
     def tenants(self) -> QuerySet[Tenant]:
         """The tenants that the caller may see: its own, or all for an operator."""
         caller = caller_of(self.request)
-        return Tenant.objects.all() if caller.is_operator else Tenant.objects.filter(id=caller.tenant_id)
+        return Tenant.objects.all() if caller.tenant_id is None else Tenant.objects.filter(id=caller.tenant_id)
 
     def one_tenant(self, wanted: Any) -> Tenant:
         """The tenant named, or the caller's own. Raises Http404, and InvalidRequest when an operator names none."""
