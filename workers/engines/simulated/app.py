@@ -115,7 +115,7 @@ class SimulatedApp:
             generation = Generation(sequences=call.sequences(), fault=fault)
             self.engine.submit(generation)
         except ValueError as error:
-            await _json(send, 400, _error(str(error), 400))
+            await _json(send, 400, _error(str(error), 400, param=getattr(error, "param", None)))
             return
         try:
             await self._respond(call, generation, receive, send)
@@ -210,9 +210,9 @@ def _fault(scope: Scope) -> Fault | None:
     return None
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
+def _error(message: str, status: int, *, param: str | None = None) -> dict[str, Any]:
     kind = "BadRequestError" if status == 400 else "InternalServerError"
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 async def _event(send: Send, document: dict[str, Any]) -> None:

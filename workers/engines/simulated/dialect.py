@@ -1,9 +1,11 @@
 """Reads requests and writes answers as vLLM's OpenAI server does (0.32). Pure; called by `app`."""
 
+import json
 import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workers.engines.simulated.instance import ANY_OBJECT, NoInstance, instance_of
 from workers.engines.simulated.model import LocalModel, PromptError
 from workers.engines.simulated.scheduler import Sequence
 from workers.engines.simulated.text import Answer, Wish, decide_answer
@@ -13,7 +15,11 @@ CHOICES_MAX = 128
 
 
 class BadRequest(ValueError):
-    """Answered with 400 and this message."""
+    """Answered with 400, this message and the field that is meant."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,7 @@ def read_call(
         )
     except (PromptError, KeyError, TypeError) as error:
         raise BadRequest(f"prompt cannot be read: {error}") from error
+    _refuse_forced_call(body.get("tool_choice"))
     wishes = _wishes(body, room=model.context_tokens - len(prompt))
     options = body.get("stream_options") or {}
     stream = body.get("stream") is True
@@ -173,8 +180,30 @@ def _wishes(body: dict[str, Any], *, room: int) -> list[Wish]:
         ignore_eos=body.get("ignore_eos") is True,
         seed=_whole_number(body.get("seed") or 0, "seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        json=_json_wanted(body.get("response_format")),
     )
     return [replace(wish, choice=choice) for choice in range(choices)]
+
+
+def _refuse_forced_call(choice: object) -> None:
+    """No tool is ever called here: that is an answer to `auto`, and not to a call that must be."""
+    if choice not in (None, "none", "auto"):
+        raise BadRequest("`tool_choice` can be none or auto: this engine calls no tool", param="tool_choice")
+
+
+def _json_wanted(response_format: object) -> str:
+    """The JSON text that a response_format asks for, or nothing where it asks for text."""
+    match response_format:
+        case None | {"type": "text"}:
+            return ""
+        case {"type": "json_object"}:
+            return json.dumps(ANY_OBJECT)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            try:
+                return json.dumps(instance_of(schema), ensure_ascii=False)
+            except NoInstance as error:
+                raise BadRequest(str(error), param="response_format") from error
+    raise BadRequest("`response_format` is of no known type", param="response_format")
 
 
 def _logprobs_wanted(body: dict[str, Any], *, chat: bool) -> int | None:

@@ -46,13 +46,13 @@ class LocalModel:
             raise PromptError("this model has no chat template")
         try:
             text = self.template.render(
-                messages=[_flattened(message) for message in messages],
+                messages=[_shown(message) for message in messages],
                 tools=tools,
                 add_generation_prompt=True,
                 **self.special,
             )
-        except TemplateError as error:
-            raise PromptError(str(error)) from error
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise PromptError(f"chat template: {error}") from error
         return self.tokenizer.encode(text, add_special_tokens=False).ids, text
 
     def complete(self, prompt: object) -> tuple[list[int], str]:
@@ -80,13 +80,20 @@ def _refuse(message: str) -> None:
     raise TemplateError(message)
 
 
-def _flattened(message: dict[str, Any]) -> dict[str, Any]:
-    """Text parts joined by newlines, as vLLM does for a template that takes strings."""
+def _shown(message: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM hands it to a template of strings: parts joined, no content as an empty one, arguments as an object."""
     content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    texts = [part.get("text", "") for part in content if isinstance(part, dict)]
-    return {**message, "content": "\n".join(texts)}
+    if isinstance(content, list):
+        content = "\n".join(part.get("text", "") for part in content if isinstance(part, dict))
+    shown = {**message, "content": content or ""}
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [_call_shown(call) for call in message["tool_calls"]]
+    return shown
+
+
+def _call_shown(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function.get("arguments") or "{}")}}
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,8 @@
 """What the simulated engine answers: words chosen by a hash of prompt, seed and choice. Pure; called by `engine`.
 
 A prompt whose last line with `say:` names a text is answered with that text, so that a test can make the engine say
-anything through every layer above it. Nothing else in a prompt changes how the engine works.
+anything through every layer above it. Nothing else in a prompt changes how the engine works. A request for JSON gets
+JSON whatever its prompt says.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ SENTENCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a request asks of one answer. `stop` strings end it and are not part of it."""
+    """What a request asks of one answer. `stop` strings end it and are not part of it; `json` is what it must be."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -34,6 +35,7 @@ class Wish:
     seed: int = 0
     choice: int = 0
     stop: tuple[str, ...] = ()
+    json: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,10 @@ class Answer:
 def decide_answer(*, tokenizer: Tokenizer, eos: int | None, prompt_text: str, wish: Wish, bytewise: bool) -> Answer:
     """The whole answer to `prompt_text`. `bytewise` gives every byte outside ASCII a token of its own."""
     wanted = wish.max_tokens if wish.ignore_eos else wish.min_tokens
-    text = _said(prompt_text) or _composed(prompt_text, wish)
+    text = wish.json or _said(prompt_text) or _composed(prompt_text, wish)
     encode = _bytewise(tokenizer) if bytewise else lambda part: tokenizer.encode(part, add_special_tokens=False).ids
     tokens = encode(text)
-    unit = tokens or encode(SENTENCES[0])
+    unit = encode("\n") if wish.json else tokens or encode(SENTENCES[0])  # white space leaves JSON what it is
     while len(tokens) < wanted:
         tokens = tokens + unit
     finish = "length"
