@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
+from django.urls import is_valid_path
 
-from contracts.errors import InvalidRequest, Unavailable, UnsupportedMedia, WeirError
+from contracts.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMedia, WeirError
 from gateway.clients import client_address
 from gateway.edge.body import ClientGone, drain, read_bounded
 from gateway.surface import limits
@@ -25,6 +26,8 @@ log = logging.getLogger("weir.front")
 ANSWER_SECONDS = 60.0
 RETRY_MS = 5_000
 _SLASHED = {"/api/docs": "/api/docs/"}  # as Django's routes have it; every other path under /api/ ends without
+_READ_ONLY = ("/", "/favicon.ico")  # a form sent there would be told of a missing CSRF token instead
+_READING = b"GET, HEAD, OPTIONS"
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -49,6 +52,9 @@ class Front:
             late = isinstance(error, ReadTimeout) or any(name.lower() == b"expect" for name, _ in scope["headers"])
             whole = not late and await drain(receive)
             await _answer(send, error, close=not whole)
+            return
+        if scope["method"] == "OPTIONS" and scope["path"] in ("*", *_READ_ONLY):
+            await _tell_methods(send)
             return
         started = False
 
@@ -75,6 +81,7 @@ class Front:
         """The body, where host and coding are such that it is read. Raises WeirError, ClientGone."""
         headers = {name.lower(): value for name, value in reversed(scope["headers"])}
         _check_host(headers.get(b"host", b"").decode("latin-1"))
+        _check_method(scope["method"], scope["path"])
         if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
             raise UnsupportedMedia("this path takes bodies without Content-Encoding")
         return await read_bounded(
@@ -103,14 +110,23 @@ def _check_host(host: str) -> None:
         raise InvalidRequest("this host is not served here", param="Host", code="invalid_host")
 
 
+def _check_method(method: str, path: str) -> None:
+    if path == "*" and method != "OPTIONS":
+        raise InvalidRequest("only OPTIONS has no path (RFC 9112, section 3.2.4)", code="invalid_http")
+    if path in _READ_ONLY and method not in ("GET", "HEAD", "OPTIONS"):
+        raise MethodNotAllowed(f"this path takes {_READING.decode()}")
+
+
 def _one_form(scope: Message) -> Message:
-    """An API path with or without its last slash is the same path."""
+    """An API path with or without its last slash is the same path; one that is not served stays as it was asked for."""
     path: str = scope["path"]
     if not path.startswith("/api/"):
         return scope
     bare = path.rstrip("/")
     wanted = _SLASHED.get(bare, bare)
-    return scope if wanted == path else {**scope, "path": wanted, "raw_path": wanted.encode()}
+    if wanted == path or not is_valid_path(wanted):
+        return scope
+    return {**scope, "path": wanted, "raw_path": wanted.encode()}
 
 
 def _from_client(scope: Message) -> Message:
@@ -121,12 +137,19 @@ def _from_client(scope: Message) -> Message:
     return {**scope, "client": (client_address(scope, trusted=settings.ENV.proxies), port)}
 
 
+async def _tell_methods(send: Send) -> None:
+    """What the paths that are only read take; of the server as a whole, that it answers."""
+    await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", _READING)]})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 async def _answer(send: Send, error: WeirError, *, close: bool) -> None:
     body = orjson.dumps(error_object(error))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *error_headers(error),
+        *([(b"allow", _READING)] if isinstance(error, MethodNotAllowed) else []),
         *([(b"connection", b"close")] if close else []),
     ]
     await send({"type": "http.response.start", "status": status_of(error), "headers": headers})

@@ -27,6 +27,7 @@ async def call(
     headers: dict[str, str] | None = None,
     inner: Application = echo,
     whole: bool = True,
+    method: str = "POST",
     **deadlines: float,
 ) -> tuple[int, bytes]:
     """(status, body) of one request; with `whole` False its body never ends."""
@@ -43,7 +44,7 @@ async def call(
 
     fields = {"host": "localhost", **(headers or {})}
     scope: Message = {
-        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
     }  # fmt: skip
     await Front(inner, **deadlines)(scope, receive, send)
@@ -86,7 +87,8 @@ class TestPaths:
         ("given", "seen"),
         [
             ("/api/v1/tenants/", "/api/v1/tenants"),
-            ("/api/v1/tenants/1/", "/api/v1/tenants/1"),
+            ("/api/v1/tenants", "/api/v1/tenants"),
+            ("/api/nope/", "/api/nope/"),
             ("/api/schema/", "/api/schema"),
             ("/api/docs", "/api/docs/"),
             ("/api/docs/", "/api/docs/"),
@@ -96,6 +98,20 @@ class TestPaths:
     )
     async def test_have_one_form_and_never_a_redirect(self, given: str, seen: str) -> None:
         assert await call(path=given) == (200, seen.encode() + b" ")
+
+
+class TestMethods:
+    @pytest.mark.parametrize("path", ["/", "/favicon.ico"])
+    async def test_that_only_read_are_all_that_some_paths_take(self, path: str) -> None:
+        status, body = await call(path=path)
+        assert (status, code_of(body)) == (405, "method_not_allowed")
+        assert (await call(path=path, method="GET"))[0] == 200
+        assert await call(path=path, method="OPTIONS") == (204, b"")
+
+    async def test_without_a_path_is_options_alone(self) -> None:
+        assert await call(path="*", method="OPTIONS") == (204, b"")
+        status, body = await call(path="*", method="GET")
+        assert (status, code_of(body)) == (400, "invalid_http")
 
 
 class TestHosts:

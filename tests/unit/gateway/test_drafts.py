@@ -1,6 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -8,7 +8,7 @@ from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.jobs import Endpoint
 from contracts.tenancy import Limit, Metric, Scope
 from gateway.admission import hash_end_user
-from gateway.drafts import output_tokens, refuse_hopeless
+from gateway.drafts import content_of, output_tokens, refuse_hopeless
 from gateway.surface.schema import Asked, check_request
 from gateway.tokenizer import PromptTokenizer
 from tests.functional.gateway.cast import CONTEXT
@@ -73,6 +73,16 @@ class TestOutputTokens:
             output_tokens(asked(), context, model="m", context_tokens=100, prompt_tokens=10)
         assert e.value.retry_after_ms is None
 
+    def test_a_completion_has_sixteen_by_default_within_what_there_is(self) -> None:
+        prompt = check_request({"model": "m", "prompt": "x"}, endpoint=Endpoint.COMPLETIONS)
+        granted = [
+            output_tokens(
+                prompt, replace(CONTEXT, max_tokens_cap=cap), model="m", context_tokens=100, prompt_tokens=prompt_tokens
+            )
+            for cap, prompt_tokens in ((None, 10), (5, 10), (None, 95))
+        ]
+        assert granted == [16, 5, 5]
+
     def test_refuses_what_cannot_fit_before_it_is_tokenised(self, tmp_path: Path) -> None:
         tokenizer = PromptTokenizer.load(write_model(tmp_path))
         fits = "x" * (10 * tokenizer.longest_token - 1)
@@ -80,6 +90,19 @@ class TestOutputTokens:
         with pytest.raises(InvalidRequest) as caught:
             refuse_hopeless(asked(messages=[{"role": "user", "content": fits + "x"}]), tokenizer, context_tokens=10)
         assert caught.value.code == "context_length_exceeded"
+
+
+class TestTools:
+    TOOL: ClassVar = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
+
+    def test_are_refused_where_the_template_shows_none(self, tmp_path: Path) -> None:
+        tokenizer = replace(PromptTokenizer.load(write_model(tmp_path)), shows_tools=False)
+        with pytest.raises(InvalidRequest) as caught:
+            content_of(asked(tools=[self.TOOL]), tokenizer)
+        assert (caught.value.param, caught.value.code) == ("tools", "unsupported_value")
+        assert content_of(asked(tools=[self.TOOL], tool_choice="none"), tokenizer).tools == [self.TOOL]
+        shown = replace(tokenizer, shows_tools=True)
+        assert content_of(asked(tools=[self.TOOL]), shown).tools == [self.TOOL]
 
 
 class TestEndUser:
