@@ -20,9 +20,9 @@ def secret_is_yours(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Ch
 
 @register(Tags.security, deploy=True)
 def hosts_are_named(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """weir.E002: any Host header is accepted only in development."""
-    if environment().allowed_hosts == "*":
-        return [Error("WEIR_ALLOWED_HOSTS accepts every host.", hint="Name the public host names.", id="weir.E002")]
+    """weir.E002: which names are served is said in production, and not left to any Host header or to this machine."""
+    if environment().allowed_hosts in ("", "*"):
+        return [Error("WEIR_ALLOWED_HOSTS names no host.", hint="Name the public host names.", id="weir.E002")]
     return []
 
 

@@ -28,7 +28,8 @@ class Environment(BaseSettings):
     trusted_proxies: str = Field(default="", validation_alias="WEIR_TRUSTED_PROXIES")
     debug: bool = Field(default=False, validation_alias="WEIR_DEBUG")
     production: bool = Field(default=False, validation_alias="WEIR_PRODUCTION")
-    allowed_hosts: str = Field(default="*", validation_alias="WEIR_ALLOWED_HOSTS")
+    allowed_hosts: str = Field(default="", validation_alias="WEIR_ALLOWED_HOSTS")
+    host: str = Field(default="", validation_alias="WEIR_HOST")
     cors_origins: str = Field(default="", validation_alias="WEIR_CORS_ORIGINS")
     require_mfa: bool | None = Field(default=None, validation_alias="WEIR_REQUIRE_MFA")
 

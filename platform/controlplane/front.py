@@ -105,8 +105,7 @@ class _Replay:
 
 def _check_host(host: str) -> None:
     domain, _ = split_domain_port(host)
-    allowed = settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if settings.DEBUG else [])
-    if not domain or not validate_host(domain, allowed):
+    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
         raise InvalidRequest("this host is not served here", param="Host", code="invalid_host")
 
 

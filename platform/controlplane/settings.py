@@ -8,6 +8,7 @@ from csp.constants import NONCE, NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.templatetags.static import static
 
 from controlplane.env import ROOT, environment
+from controlplane.hosts import own_hosts
 from stores.secrets import DJANGO, derive
 
 ENV = environment()
@@ -16,6 +17,8 @@ SECRET_KEY = derive(ENV.secret.get_secret_value(), DJANGO).hex()
 SECRET_KEY_FALLBACKS = [derive(root, DJANGO).hex() for root in ENV.old_secrets]
 DEBUG = ENV.debug
 ALLOWED_HOSTS = [host.strip() for host in ENV.allowed_hosts.split(",") if host.strip()]
+if not ALLOWED_HOSTS and not ENV.production:
+    ALLOWED_HOSTS = own_hosts(listens_on=ENV.host)
 ROOT_URLCONF = "controlplane.urls"
 ASGI_APPLICATION = "controlplane.asgi.application"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -14,17 +14,6 @@ from infra.conformance.runner import run_cases
 from infra.conformance.target import Target, parse_base_url
 from tests.e2e.conftest import Platform
 
-# What a program that makes up its text cannot do, and only with it: no grammar guides it.
-SIMULATED_ONLY = frozenset(
-    {
-        "answers: a JSON object",
-        "answers: a JSON schema",
-        "features: a tool that must be called",
-        "features: a named tool",
-        "features: a tool that must be called, streamed",
-        "features: a named tool, streamed",
-    }
-)
 SKIPPED_MAX = 40
 
 
@@ -46,7 +35,7 @@ def wrong_of(results: list[Result]) -> list[str]:
 class TestConformance:
     def test_has_no_case_wrong(self, platform: Platform) -> None:
         results = run(platform)
-        wrong = wrong_of([result for result in results if result.case.title not in SIMULATED_ONLY])
+        wrong = wrong_of(results)
         assert wrong == [], f"{len(wrong)} of {len(results)} cases are wrong"
         verdicts = Counter(result.verdict for result in results)
         assert verdicts[Verdict.SKIPPED] <= SKIPPED_MAX, verdicts

@@ -53,6 +53,7 @@ class TestProduction:
         [
             ("WEIR_SECRET", "local-development-secret-not-for-production", "weir.E001"),
             ("WEIR_ALLOWED_HOSTS", "*", "weir.E002"),
+            ("WEIR_ALLOWED_HOSTS", "", "weir.E002"),
             ("CLICKHOUSE_URL", "chdb+unix:///run/meter.sock", "weir.E003"),
             ("WEIR_DEBUG", "1", "security.W018"),
             ("WEIR_REQUIRE_MFA", "0", "weir.signin.W001"),
