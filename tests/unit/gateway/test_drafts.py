@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,6 +91,14 @@ class TestOutputTokens:
         with pytest.raises(InvalidRequest) as caught:
             refuse_hopeless(asked(messages=[{"role": "user", "content": fits + "x"}]), tokenizer, context_tokens=10)
         assert caught.value.code == "context_length_exceeded"
+
+    def test_counts_the_arguments_of_tool_calls_as_what_has_to_fit(self, tmp_path: Path) -> None:
+        tokenizer = PromptTokenizer.load(write_model(tmp_path))
+        function = {"name": "f", "arguments": json.dumps("x" * 10 * tokenizer.longest_token)}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+        with pytest.raises(InvalidRequest) as caught:
+            refuse_hopeless(asked(messages=[called]), tokenizer, context_tokens=10)
+        assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
 
 
 class TestTools:
