@@ -347,8 +347,8 @@ _IDS = (
         case(
             f"Idempotency-Key {name}",
             wire(message("POST <V1>/chat/completions HTTP/1.1", *lines, "Content-Length: <LENGTH>")),
-            any_of(200, 400),
-            must="ignored, or refused",
+            any_of(200, 400, 409),
+            must="ignored, or refused; 409 where an earlier run used it",
             source="draft-ietf-httpapi-idempotency-key-header",
         )
         for name, lines in (
