@@ -104,6 +104,7 @@ class Closing:
             stream=ticket.stream,
             end_user_hash=ticket.end_user_hash,
             log_key=log_key,
+            budget_cut=ticket.budget_cut,
         )
 
     def _billed(self, verdict: Verdict) -> TokenCounts:

@@ -116,3 +116,4 @@ class UsageRecord:
     stream: bool
     end_user_hash: str
     log_key: str = ""
+    budget_cut: bool = False  # less output was held than asked for, because no more was affordable

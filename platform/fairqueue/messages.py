@@ -55,6 +55,7 @@ class Final:
     timings: Timings
     verdicts: tuple[str, ...] = ()
     error_param: str = ""  # the field of the request that the engine refused, where one is known
+    budget_cut: bool = False  # `length` is then the budget's doing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +258,7 @@ def final_of(record: UsageRecord, *, cost_nano: int) -> Final:
         attempt=record.attempt,
         timings=record.timings,
         verdicts=record.verdicts,
+        budget_cut=record.budget_cut,
     )
 
 
@@ -292,6 +294,7 @@ def usage_from_stream(fields: Mapping[bytes, bytes]) -> UsageRecord:
         stream=ticket.stream,
         end_user_hash=ticket.end_user_hash,
         log_key=_text(fields.get(b"log_key", b"")),
+        budget_cut=ticket.budget_cut,
     )
 
 

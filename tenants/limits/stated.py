@@ -22,7 +22,8 @@ ends, then what the engine counted. Reasoning, tool calls and logprobs are outpu
 counted twice. Cached prompt tokens count as input tokens and cost their own price. `best_of` other than `n` is
 refused. A retry under one Idempotency-Key, and a second attempt after a lost worker, count once; speculated tokens
 count when they are accepted. `max_tokens` that is absent is the plan's default, within the context, the caps, and,
-where the tenant chose to have answers shortened, what the budget leaves.
+where the tenant chose to have answers shortened, what the budget leaves: an answer that ends there has the
+`finish_reason` `length`, and `weir.stopped_by` is `budget`.
 
 Money is hard: the worst case is held, so a budget cannot be passed. Alerts (50, 80 and 100 % unless set otherwise)
 refuse nothing and are told once per window, as `budget.threshold`; `budget.spent` is told when not even the

@@ -208,6 +208,8 @@ def _live(status: JobStatus, final: Final | None) -> dict[str, Any]:
             "timings": extension["timings"],
             "verdicts": extension["verdicts"],
         }
+        if "stopped_by" in extension:
+            document["stopped_by"] = extension["stopped_by"]
     return document
 
 

@@ -75,13 +75,19 @@ def usage(final: Final) -> dict[str, Any]:
 
 
 def extension(final: Final) -> dict[str, Any]:
-    """Our own part of an answer: which request this was, how it fared, where its time went, what guardrails did."""
-    return {
+    """Our own part of an answer: which request this was, how it fared, where its time went, what guardrails did.
+
+    `stopped_by` is there only where the client could not know by itself: the budget, not its `max_tokens`, was reached.
+    """
+    own: dict[str, Any] = {
         "request_id": final.request_id,
         "attempt": final.attempt,
         "timings": timings_ms(final.timings),
         "verdicts": shown_verdicts(final.verdicts),
     }
+    if final.budget_cut and final.finish_reason == "length":
+        own["stopped_by"] = "budget"
+    return own
 
 
 def timings_ms(timings: Timings) -> dict[str, float]:

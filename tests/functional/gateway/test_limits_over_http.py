@@ -18,7 +18,7 @@ from stores.redis import open_redis
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
 from tenants.limits.gate import FAILURES_MAX
-from tests.functional.gateway.cast import CONTEXT, MODEL, PEPPER
+from tests.functional.gateway.cast import CONTEXT, MODEL, PEPPER, PRICE
 from tests.functional.gateway.conftest import Gateway
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -138,6 +138,25 @@ class TestRefusals:
     async def test_a_limit_of_one_model_leaves_the_others_alone(self, gateway: Gateway) -> None:
         key = key_with(gateway, limit(Metric.REQUESTS_PER_MINUTE, 0, model="another"))
         assert (await served(gateway, key)).status_code == 200
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_an_answer_cut_to_its_budget_says_so(self, gateway: Gateway, stream: bool) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(gateway.worker.serve(["a"]))
+            tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth(gateway.mallory)))
+        left = worker.result().ticket.prompt_tokens * PRICE.input_nano + 3 * PRICE.output_nano
+        key = key_with(gateway, limit(Metric.SPEND_PER_DAY, left), cut_to_affordable=True)
+        body = BODY | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+        async with asyncio.TaskGroup() as tasks:
+            claim = tasks.create_task(gateway.worker.serve(["a", "b"], finish="length"))
+            answer = tasks.create_task(gateway.http.post(PATH, json=body, headers=gateway.auth(key)))
+        ticket = claim.result().ticket
+        assert (ticket.max_tokens, ticket.budget_cut) == (3, True)
+        lines = [line.removeprefix("data: ") for line in answer.result().text.split("\n") if line.startswith("data: {")]
+        document = orjson.loads(lines[-1]) if stream else answer.result().json()
+        assert document["weir"]["stopped_by"] == "budget"
+        found = await gateway.http.get(f"/v1/requests/{ticket.request_id}", headers=gateway.auth(key))
+        assert (found.json()["finish_reason"], found.json()["stopped_by"]) == ("length", "budget")
 
 
 class TestPostgresAway:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -58,6 +60,11 @@ class TestUsageFromStream:
     def test_takes_the_workers_own_timings_when_it_ended_it(self) -> None:
         timings = Timings(ttft_us=9, itl={3: 4})
         assert usage_from_stream(FIELDS | {b"timings": encode(timings)}).timings == timings
+
+    @pytest.mark.parametrize("cut", [True, False])
+    def test_knows_that_the_budget_cut_the_answer(self, cut: bool) -> None:
+        record = usage_from_stream(FIELDS | {b"ticket": encode(replace(TICKET, budget_cut=cut))})
+        assert final_of(record, cost_nano=0).budget_cut is cut
 
 
 class TestFinalOf:

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from contracts.jobs import Endpoint
 from gateway.stream import assemble
 from tests.unit.gateway.frames import REQUEST, content, final, frame
@@ -105,6 +107,14 @@ class TestAnswer:
         assert answer["weir"] == {
             "request_id": REQUEST, "attempt": 1, "timings": {"queue_ms": 1.5, "ttft_ms": 20.0}, "verdicts": [],
         }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("cut", "finish", "stopped_by"),
+        [(True, "length", "budget"), (True, "stop", None), (False, "length", None)],
+    )
+    def test_names_the_budget_where_it_ended_the_answer(self, cut: bool, finish: str, stopped_by: str | None) -> None:
+        own = assemble.extension(final(budget_cut=cut, finish_reason=finish))
+        assert own.get("stopped_by") == stopped_by
 
 
 class TestUsageChunk:
