@@ -321,6 +321,7 @@ class Admission:
             elif hold.state is HoldState.SETTLED:
                 raise _no_longer_kept(ticket.request_id)
             else:
+                ticket = await self._left_unqueued(same, hold)
                 wait_ms = int(self._services.settings.hold_enqueue_seconds * 1000)
                 deadline_ms = self._services.clock.now_ms() + wait_ms
             async with self._answers_in_time():
@@ -341,6 +342,17 @@ class Admission:
             position=enqueued.position,
             attached=True,
         )
+
+    async def _left_unqueued(self, draft: Draft, hold: HoldExisting) -> Ticket:
+        """What a crash, or a twin still under way, has not queued yet: guarded as the first was, within what it holds.
+
+        Raises what `_guard` does. Conflict when the redacted prompt is longer than what is held.
+        """
+        guarded = await self._guard(draft)
+        if guarded.prompt_tokens > draft.prompt_tokens or hold.output_tokens < draft.asked.choices:
+            raise Conflict("this Idempotency-Key came again at the same time; try again", retry_after_ms=1_000)
+        within = replace(guarded, max_tokens=hold.output_tokens // draft.asked.choices)
+        return self._ticket(within, admitted_at_ms=hold.admitted_at_ms, cut=hold.cut)
 
     async def _require_log(self, queue: FairQueue, status: JobStatus) -> None:
         """The frames of an ended request are dropped before the request itself: then there is nothing to replay."""

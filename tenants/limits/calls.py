@@ -89,6 +89,8 @@ def read_hold(request: HoldRequest, windows: Sequence[Window], answer: list[Any]
             state=HoldState(answer[2].decode()),
             body_matches=answer[3] == 1,
             admitted_at_ms=answer[4],
+            output_tokens=answer[5],
+            cut=answer[6] == 1,
         )
     if status == b"refused":
         fits = answer[3::3]

@@ -103,12 +103,15 @@ class HoldExisting:
 
     `body_matches` False is a 422 for the client. State `held` covers running: attach, or drive the enqueue on with this
     request id. A voided request does not stand in the way of its key: the next request with it runs.
+    `output_tokens`, all choices together, and `cut` are what the hold stands for; 0 = no longer known.
     """
 
     request_id: str
     state: HoldState
     body_matches: bool
     admitted_at_ms: int = 0
+    output_tokens: int = 0
+    cut: bool = False
 
 
 class RateLimited(LimitExceeded):

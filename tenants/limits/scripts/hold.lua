@@ -6,7 +6,7 @@
 --   | 15 idempotency digest or empty | 16 body digest | 17 idempotency ttl_ms int
 --   | 18... limits, eight each: counter, kind, amount, cap, window label, start_ms, end_ms, alert percents
 -- RETURNS {"granted", now, admitted, deadline, output, cut, (used, held)...} | {"existing", request_id, state, body
---   matches, admitted} | {"refused", now, alerts, (fits, used, held)...} | {"stale", now}
+--   matches, admitted, output, cut} | {"refused", now, alerts, (fits, used, held)...} | {"stale", now}
 --   | {"epoch", "unknown" | "stale" | "key" | "tenant"}
 -- ATOMIC: two requests never both take the last of a cap; an idempotency record never stands without its hold.
 local GRAINS, MINUTE_MS, DAY_MS, ALERTS_MAX = 60000, 60000, 86400000, 10000
@@ -87,13 +87,17 @@ for i, limit in ipairs(limits) do
 end
 
 -- 3. A request that has been here holds nothing twice. A voided one gave its idempotency key back.
-local record = redis.call('HMGET', KEYS[5], 'rid', 'body', 'st', 'at')
+local record = redis.call('HMGET', KEYS[5], 'rid', 'body', 'st', 'at', 'out', 'cut')
 if ARGV[15] ~= '' and record[1] and record[1] ~= ARGV[2] and record[3] ~= 'voided' then
-  return {'existing', record[1], record[3], record[2] == ARGV[16] and 1 or 0, tonumber(record[4] or now)}
+  return {'existing', record[1], record[3], record[2] == ARGV[16] and 1 or 0, tonumber(record[4] or now),
+    tonumber(record[5] or 0), tonumber(record[6] or 0)}
 end
 local known = redis.call('HMGET', KEYS[1], 'st', 'at', 'dl', 'out', 'cut')
 if known[1] then
-  if known[1] ~= 'held' then return {'existing', ARGV[2], known[1], 1, tonumber(known[2] or now)} end
+  if known[1] ~= 'held' then
+    return {'existing', ARGV[2], known[1], 1, tonumber(known[2] or now), tonumber(known[4] or 0),
+      tonumber(known[5] or 0)}
+  end
   local answer = {'granted', now, tonumber(known[2]), tonumber(known[3]), tonumber(known[4]), tonumber(known[5])}
   for _, limit in ipairs(limits) do
     answer[#answer + 1] = limit.used
@@ -178,7 +182,8 @@ redis.call('HSET', KEYS[1], 'st', 'held', 'at', whole(now), 'dl', ARGV[6], 'pool
   'ik', ARGV[15], 'body', ARGV[16], 'ttl', ARGV[17], 'charges', cmsgpack.pack(charges))
 redis.call('ZADD', KEYS[2], ARGV[6], ARGV[2])
 if ARGV[15] ~= '' then
-  redis.call('HSET', KEYS[5], 'rid', ARGV[2], 'body', ARGV[16], 'st', 'held', 'at', whole(now))
+  redis.call('HSET', KEYS[5], 'rid', ARGV[2], 'body', ARGV[16], 'st', 'held', 'at', whole(now),
+    'out', whole(output), 'cut', cut)
   redis.call('PEXPIRE', KEYS[5], ARGV[17])
 end
 return answer

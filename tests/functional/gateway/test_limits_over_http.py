@@ -18,7 +18,7 @@ from stores.redis import open_redis
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
 from tenants.limits.gate import FAILURES_MAX
-from tests.functional.gateway.cast import CONTEXT, MODEL, PEPPER, PRICE
+from tests.functional.gateway.cast import CONTEXT, MODEL, PEPPER, POOL, PRICE
 from tests.functional.gateway.conftest import Gateway
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -46,6 +46,14 @@ async def served(gateway: Gateway, key: str, body: dict[str, Any] = BODY) -> htt
         tasks.create_task(gateway.worker.serve(["a"]))
         answer = tasks.create_task(gateway.http.post(PATH, json=body, headers=gateway.auth(key)))
     return answer.result()
+
+
+async def prompt_tokens(gateway: Gateway) -> int:
+    """What the prompt counts, by one request of another tenant."""
+    async with asyncio.TaskGroup() as tasks:
+        worker = tasks.create_task(gateway.worker.serve(["a"]))
+        tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth(gateway.mallory)))
+    return worker.result().ticket.prompt_tokens
 
 
 class TestHeaders:
@@ -141,10 +149,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_an_answer_cut_to_its_budget_says_so(self, gateway: Gateway, stream: bool) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            worker = tasks.create_task(gateway.worker.serve(["a"]))
-            tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth(gateway.mallory)))
-        left = worker.result().ticket.prompt_tokens * PRICE.input_nano + 3 * PRICE.output_nano
+        left = await prompt_tokens(gateway) * PRICE.input_nano + 3 * PRICE.output_nano
         key = key_with(gateway, limit(Metric.SPEND_PER_DAY, left), cut_to_affordable=True)
         body = BODY | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
         async with asyncio.TaskGroup() as tasks:
@@ -157,6 +162,22 @@ class TestRefusals:
         assert document["weir"]["stopped_by"] == "budget"
         found = await gateway.http.get(f"/v1/requests/{ticket.request_id}", headers=gateway.auth(key))
         assert (found.json()["finish_reason"], found.json()["stopped_by"]) == ("length", "budget")
+
+    async def test_a_repeat_of_what_a_crash_left_unqueued_is_cut_to_the_same_budget(self, gateway: Gateway) -> None:
+        prompt = await prompt_tokens(gateway)
+        left = limit(Metric.SPEND_PER_DAY, prompt * PRICE.input_nano + 3 * PRICE.output_nano)
+        headers = gateway.auth(key_with(gateway, left, cut_to_affordable=True)) | {"idempotency-key": "cut"}
+        body = BODY | {"stream": True, "on_disconnect": "continue"}
+        async with gateway.http.stream("POST", PATH, json=body, headers=headers) as first:
+            request_id = first.headers["x-request-id"]
+        await gateway.services.redis.delete(
+            *[key async for key in gateway.services.redis.scan_iter(f"w:{{p:{POOL}}}:*")]
+        )
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(gateway.worker.serve(["a"]))
+            tasks.create_task(gateway.http.post(PATH, json=body, headers=headers))
+        ticket = worker.result().ticket
+        assert (ticket.request_id, ticket.max_tokens, ticket.budget_cut) == (request_id, 3, True)
 
 
 class TestPostgresAway:

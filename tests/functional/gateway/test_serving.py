@@ -13,7 +13,7 @@ import pytest
 from contracts.outcomes import Outcome
 from contracts.tenancy import Limit, Metric, PolicyRef, Scope
 from safety.policy import CompiledPolicy
-from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
+from tests.functional.gateway.cast import CONTEXT, MODEL, POOL, chat_frames
 from tests.functional.gateway.conftest import Gateway
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -295,6 +295,21 @@ class TestGuard:
         assert len(ticket.guard_prompt) == 1
         assert answer.headers["x-request-id"] == ticket.request_id
         assert await gateway.hold_state(ticket.request_id) == "settled"
+
+    async def test_a_repeat_that_finds_its_request_unqueued_is_guarded_too(self, gateway: Gateway) -> None:
+        """A twin that overtakes the first, or a retry after a crash, is no way around the policy."""
+        headers = gateway.auth(self._guarded(gateway, action="flag")) | {"idempotency-key": "twin"}
+        body = BODY | {"messages": [{"role": "user", "content": "say pumpkin"}], "stream": True}
+        body |= {"on_disconnect": "continue"}
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as first:
+            assert first.status_code == 200
+        await gateway.services.redis.delete(
+            *[key async for key in gateway.services.redis.scan_iter(f"w:{{p:{POOL}}}:*")]
+        )
+        self._guarded(gateway, action="block")
+        answer = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_policy_violation")
+        assert (await gateway.queue.depths()).waiting == 0
 
     async def test_refuses_logprobs_that_would_spell_out_what_the_output_rules_hide(self, gateway: Gateway) -> None:
         key = self._guarded(gateway, action="redact", stage="output")
