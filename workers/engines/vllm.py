@@ -60,6 +60,8 @@ def _vllm_environment(engine: EngineSettings, cores: int) -> dict[str, str]:
     if engine.device == "cuda":
         return quiet
     cpu = {**quiet, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(engine.cpu_kv_cache_gib)}
+    if engine.eager:  # else small parts are compiled all the same: a slower start, and a machine needs a C++ compiler
+        cpu["TORCHDYNAMO_DISABLE"] = "1"
     if cores > ONE_PROCESS_CORES_MAX or engine.tensor_parallel_size > 1:
         return cpu
     # One thread computes here, so there is nothing to bind to cores, which is all that the process of its own which the
