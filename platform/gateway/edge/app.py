@@ -85,6 +85,7 @@ class InferenceApp:
             )
 
     async def _dispatch(self, exchange: Exchange) -> None:
+        exchange.require_short_query()
         methods = self._routes(exchange.path)
         route = methods.get(exchange.method)
         if route is not None:

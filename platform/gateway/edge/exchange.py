@@ -82,10 +82,15 @@ class Exchange:
             raise AuthFailed("the Authorization header must be one `Bearer weir_…`")
         return key
 
+    def require_short_query(self) -> None:
+        """On every route, whether it reads its query or not. Raises InvalidRequest."""
+        if len(self._query) > limits.QUERY_BYTES_MAX:
+            raise InvalidRequest(
+                f"the query string has more than {limits.QUERY_BYTES_MAX} bytes", param="query", code="query_too_long"
+            )
+
     def query(self) -> dict[str, list[str]]:
         """Query parameters; `name[]` is the same as `name`. Raises InvalidRequest."""
-        if len(self._query) > limits.QUERY_BYTES_MAX:
-            raise InvalidRequest("the query string is too long", code="query_too_long")
         try:
             pairs = parse_qsl(self._query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=500)
         except ValueError as error:

@@ -188,6 +188,7 @@ class TestRefusals:
             ("POST", "/v1/requests//cancel", {}, 404, "not_found"),
             ("GET", "/v1/chat/completions", {}, 405, "method_not_allowed"),
             ("DELETE", "/v1/models", {}, 405, "method_not_allowed"),
+            ("GET", "/v1/models?" + "a=1&" * 2_000, {}, 400, "query_too_long"),
             ("POST", "/v1/chat/completions", {"content": b"x" * 4_194_305}, 413, "request_too_large"),
             ("POST", "/v1/chat/completions", {"data": {"a": "b"}}, 415, "unsupported_media_type"),
             ("POST", "/v1/chat/completions", {"content": b"{"}, 400, "invalid_json"),
