@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.bench import overhead
+from infra.bench import admission, overhead
 from infra.bench.instance import Instance
 from infra.bench.load import get_json
 from infra.bench.output import Measure
@@ -88,6 +88,27 @@ async def run_overhead(instance: Instance, options: Options, start: Start) -> Fi
     return Finished(measures=lines, record=record)
 
 
+async def run_admission(instance: Instance, options: Options, start: Start) -> Finished:
+    """Bench `admission` on a platform that runs. Raises BenchFailed when a probe did."""
+    plan = admission.Plan()
+    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    first = instance.platform_target(model="")
+    model = str((await get_json(first, "/v1/models"))["data"][0]["id"])
+    card = await get_json(first, f"/v1/models/{model}")
+    instance.unguarded_target(model=model)  # makes the bench's own tenant, whose keys are tried and revoked
+    record: dict[str, Rows] = {"machine": machine_rows(), "model": model_rows(card)}
+    try:
+        found = await admission.run(
+            instance=instance, target=instance.platform_target(model=model), plan=plan, advance=start(plan.steps)
+        )
+    except* admission.ProbeFailed as failures:
+        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+    lines = admission.measures(found)
+    record["aims"] = admission.verdict_rows(found, lines)
+    return Finished(measures=lines, record=record)
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -95,6 +116,11 @@ BENCHES = {
             name=overhead.NAME,
             about="the engine directly against the platform: time to first token, time between tokens, throughput",
             run=run_overhead,
+        ),
+        Bench(
+            name=admission.NAME,
+            about="letting a request in: CPU for each, admissions a second, keys a second, revocation to cut",
+            run=run_admission,
         ),
     )
 }
