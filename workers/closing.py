@@ -145,9 +145,6 @@ class Closing:
         raise GivenBack("the queue did not take its end")
 
     async def _settle(self, record: UsageRecord, verdict: Verdict) -> None:
-        hint = HoldHint(
-            project_id=record.project_id, api_key_id=record.api_key_id, admitted_at_ms=record.admitted_at_ms
-        )
         try:
             settled = await self._ports.limits.settle(
                 tenant_id=record.tenant_id,
@@ -155,7 +152,7 @@ class Closing:
                 counts=record.counts,
                 cost_nano=cost(record.price, record.counts).total_nano,
                 outcome=record.outcome,
-                hint=hint,
+                hint=HoldHint.of(record),
             )
             final = _final(record, verdict, cost_nano=settled.cost_nano)
             await self._ports.queue.ack(request_id=record.request_id, final=final)

@@ -83,12 +83,7 @@ class Sweeper:
             counts=record.counts,
             cost_nano=cost(record.price, record.counts).total_nano,
             outcome=record.outcome,
-            hint=HoldHint(
-                project_id=record.project_id,
-                api_key_id=record.api_key_id,
-                admitted_at_ms=record.admitted_at_ms,
-                model=record.model,
-            ),
+            hint=HoldHint.of(record),
         )
         await queue.ack(request_id=record.request_id, final=final_of(record, cost_nano=settled.cost_nano))
         self.report.settled += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from contracts.errors import LimitExceeded
+from contracts.jobs import UsageRecord
 from contracts.tenancy import Limit
 
 
@@ -82,6 +83,15 @@ class HoldHint:
     admitted_at_ms: int
     model: str = ""
     idempotency: Idempotency | None = None
+
+    @classmethod
+    def of(cls, record: UsageRecord) -> "HoldHint":
+        return cls(
+            project_id=record.project_id,
+            api_key_id=record.api_key_id,
+            admitted_at_ms=record.admitted_at_ms,
+            model=record.model,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
