@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from redis.exceptions import RedisError
@@ -265,19 +265,14 @@ class Admission:
         granted = replace(draft, max_tokens=hold.output_tokens // draft.asked.choices)
         ticket = self._ticket(granted, admitted_at_ms=hold.admitted_at_ms, cut=hold.cut)
         queue = self._services.queue_of(ticket.pool)
-        inbox = self._services.mailbox.open(ticket.request_id)
-        self._services.running.note(inbox, ticket)
-        try:
-            enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=hold.hold_deadline_ms)
-        except (RedisError, OSError, TimeoutError) as error:
-            self._services.mailbox.close(inbox)
-            held.undecided = True
-            if draft.idempotency is None:  # else the client's retry finds it and attaches
-                await self._tombstone(queue, ticket.request_id)
-            raise self._unavailable("the queue did not answer") from error
-        except BaseException:
-            self._services.mailbox.close(inbox)
-            raise
+        with self._listening(ticket) as inbox:
+            try:
+                enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=hold.hold_deadline_ms)
+            except (RedisError, OSError, TimeoutError) as error:
+                held.undecided = True
+                if draft.idempotency is None:  # else the client's retry finds it and attaches
+                    await self._tombstone(queue, ticket.request_id)
+                raise self._unavailable("the queue did not answer") from error
         return Admitted(
             ticket=ticket,
             queue=queue,
@@ -310,9 +305,7 @@ class Admission:
         same = replace(draft, request_id=hold.request_id)
         ticket = self._ticket(same, admitted_at_ms=hold.admitted_at_ms, cut=False)
         queue = self._services.queue_of(ticket.pool)
-        inbox = self._services.mailbox.open(ticket.request_id)
-        self._services.running.note(inbox, ticket)
-        try:
+        with self._listening(ticket) as inbox:
             async with self._answers_in_time():
                 status = await queue.status(request_id=ticket.request_id)
             if status is not None:
@@ -324,16 +317,13 @@ class Admission:
                 ticket = await self._left_unqueued(same, hold)
                 wait_ms = int(self._services.settings.hold_enqueue_seconds * 1000)
                 deadline_ms = self._services.clock.now_ms() + wait_ms
-            async with self._answers_in_time():
-                enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=deadline_ms)
-        except DeadlinePassed as error:
-            self._services.mailbox.close(inbox)
-            raise Conflict(
-                f"request {hold.request_id} with this Idempotency-Key was given up; try again", retry_after_ms=1_000
-            ) from error
-        except BaseException:
-            self._services.mailbox.close(inbox)
-            raise
+            try:
+                async with self._answers_in_time():
+                    enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=deadline_ms)
+            except DeadlinePassed as error:
+                raise Conflict(
+                    f"request {hold.request_id} with this Idempotency-Key was given up; try again", retry_after_ms=1_000
+                ) from error
         return Admitted(
             ticket=ticket,
             queue=queue,
@@ -342,6 +332,17 @@ class Admission:
             position=enqueued.position,
             attached=True,
         )
+
+    @contextmanager
+    def _listening(self, ticket: Ticket) -> Iterator[Inbox]:
+        """An inbox for the request, let go again when nobody will read it after all."""
+        inbox = self._services.mailbox.open(ticket.request_id)
+        try:
+            self._services.running.note(inbox, ticket)
+            yield inbox
+        except BaseException:
+            self._services.mailbox.close(inbox)
+            raise
 
     async def _left_unqueued(self, draft: Draft, hold: HoldExisting) -> Ticket:
         """What a crash, or a twin still under way, has not queued yet: guarded as the first was, within what it holds.
