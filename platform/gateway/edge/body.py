@@ -101,7 +101,7 @@ def _check_content_type(value: bytes) -> None:
     for parameter in parameters:
         name, _, charset = parameter.partition("=")
         if name.strip() == "charset" and charset.strip(' "') not in ("utf-8", "utf8"):
-            raise UnsupportedMedia("the body must be UTF-8")
+            raise UnsupportedMedia("Content-Type: the charset must be UTF-8")
 
 
 def _decoder(encoding: bytes) -> "_Gzip | None":
@@ -110,7 +110,7 @@ def _decoder(encoding: bytes) -> "_Gzip | None":
         return None
     if name in ("gzip", "x-gzip"):
         return _Gzip()
-    raise UnsupportedMedia("Content-Encoding must be identity or gzip")
+    raise UnsupportedMedia("Content-Encoding must be identity or gzip", param="Content-Encoding")
 
 
 class _Gzip:
@@ -123,8 +123,8 @@ class _Gzip:
         try:
             return self._inflate.decompress(data, room + 1)
         except zlib.error as error:
-            raise InvalidRequest("the body is not valid gzip", code="invalid_body") from error
+            raise InvalidRequest("the body is not valid gzip", param="body", code="invalid_body") from error
 
     def finish(self) -> None:
         if not self._inflate.eof or self._inflate.unused_data:
-            raise InvalidRequest("the body is not one whole gzip member", code="invalid_body")
+            raise InvalidRequest("the body is not one whole gzip member", param="body", code="invalid_body")

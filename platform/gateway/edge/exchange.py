@@ -94,7 +94,7 @@ class Exchange:
         try:
             pairs = parse_qsl(self._query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=500)
         except ValueError as error:
-            raise InvalidRequest("the query string is not valid", code="invalid_query") from error
+            raise InvalidRequest("the query string is not valid", param="query", code="invalid_query") from error
         values: dict[str, list[str]] = {}
         for name, value in pairs:
             values.setdefault(name.removesuffix("[]"), []).append(value)

@@ -155,7 +155,7 @@ class HttpProtocol(HttpToolsProtocol):
             return _head_too_large()
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
-            return InvalidRequest("this server speaks HTTP/1.1", code="invalid_http")
+            return InvalidRequest("this server speaks HTTP/1.1", param="version", code="invalid_http")
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (version == "1.1" and not hosts):
             return InvalidRequest("a request has one Host header", param="Host", code="invalid_host")
@@ -167,9 +167,11 @@ class HttpProtocol(HttpToolsProtocol):
             return InvalidRequest(f"the header {twice} is given twice", param=twice, code="duplicate_header")
         if self.parser.should_upgrade() and self._should_upgrade():
             if version != "1.1" or self.parser.get_method() != b"GET":
-                return InvalidRequest("a WebSocket is opened by GET over HTTP/1.1", code="invalid_handshake")
+                return InvalidRequest(
+                    "a WebSocket is opened by GET over HTTP/1.1", param="Upgrade", code="invalid_handshake"
+                )
         elif version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
-            return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", code="invalid_http")
+            return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", param="Transfer-Encoding", code="invalid_http")
         return None
 
     def _runs(self) -> bool:
@@ -186,7 +188,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._waiting == 0 or self._in_body:  # opened ahead of need and never used; or a body after its answer
             self.transport.close()
         else:
-            self._refuse(ReadTimeout(f"the headers did not arrive within {self.head_seconds:g} seconds"))
+            late = f"the headers did not arrive within {self.head_seconds:g} seconds"
+            self._refuse(ReadTimeout(late, param="headers"))
 
     def _disarm(self) -> None:
         if self._deadline is not None:

@@ -36,7 +36,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             kind = UpgradeRequired if wrong_version else InvalidRequest
             self._refuse(kind(f"the handshake is wrong: {error.name}", param=error.name, code="invalid_handshake"))
         except InvalidHandshake:
-            self._refuse(InvalidRequest("the handshake is wrong", code="invalid_handshake"))
+            self._refuse(InvalidRequest("the handshake is wrong", param="headers", code="invalid_handshake"))
         else:
             super().handle_connect(event)
 

@@ -174,7 +174,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         kind = event.get("type")
         if self._caller is None:
             if kind != "session.authenticate" or not isinstance(event.get("api_key"), str):
-                raise AuthFailed("the first event must be session.authenticate with api_key", code="missing_api_key")
+                message = "the first event must be session.authenticate with api_key"
+                raise AuthFailed(message, param="api_key", code="missing_api_key")
             await self._identify(event["api_key"])
         elif kind == "session.update":
             await self._events.emit("session.updated", session=self._conversation.update(event.get("session")))

@@ -86,7 +86,7 @@ class Responses:
             if self._refusals > _REFUSALS_MAX:
                 raise Farewell(4429, "too many responses at once")
             message = f"at most {limits.REALTIME_RESPONSES_MAX} responses at once"
-            raise InvalidRequest(message, code="too_many_responses")
+            raise InvalidRequest(message, param="type", code="too_many_responses")
         request_id = mint_request_id()
         running = self._running[request_id] = _Running()
         running.task = self._tasks.create_task(self._run(caller, asked, request_id, running))

@@ -60,6 +60,25 @@ class ExternalFailure(WeirError):
 
 # Retrying these with the same request cannot help, or would start and bill it again.
 _NEVER_RETRY = (errors.BudgetSpent, errors.Cancelled, errors.DeadlinePassed, errors.SlowReader, errors.EngineFailed)
+# What `param` names where no field does, and the error names nothing closer: the part of the request that is wrong.
+# An error of nobody's request (limits, budgets, 5xx) has none.
+_PART: dict[type[WeirError], str] = {
+    errors.AuthFailed: "Authorization",
+    errors.Revoked: "Authorization",
+    errors.PermissionDenied: "Authorization",
+    errors.NotFound: "path",
+    errors.MethodNotAllowed: "method",
+    errors.Conflict: "Idempotency-Key",
+    errors.TooLarge: "body",
+    errors.UnsupportedMedia: "Content-Type",
+    errors.InvalidRequest: "request",
+    ReadTimeout: "body",
+    UpgradeRequired: "Upgrade",
+    HeadTooLarge: "headers",
+    Gone: "starting_after",
+}
+_PARAM_MAX = 256
+_MESSAGE_MAX = 1_024
 _TYPE_OF_STATUS = {400: "invalid_request_error", 499: "cancelled_error", 504: "timeout_error"}
 
 
@@ -68,9 +87,15 @@ def status_of(error: WeirError) -> int:
 
 
 def error_object(error: WeirError) -> dict[str, Any]:
-    """OpenAI's `{"error": …}`; `code` is always a string."""
+    """OpenAI's `{"error": …}`; `code` is always a string, and `param` is one where the request is wrong."""
     kind = error.shown_type if isinstance(error, ExternalFailure) else error.type
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    message, param = error.message[:_MESSAGE_MAX], (param_of(error) or "")[:_PARAM_MAX]
+    return {"error": {"message": message, "type": kind, "param": param or None, "code": error.code}}
+
+
+def param_of(error: WeirError) -> str | None:
+    """The field, header or parameter that is wrong, else the part of the request that is: `body`, `path`, …"""
+    return error.param or next((_PART[kind] for kind in type(error).__mro__ if kind in _PART), None)
 
 
 def error_headers(error: WeirError) -> Headers:

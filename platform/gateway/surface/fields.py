@@ -100,7 +100,7 @@ def only_keys(value: dict[str, Any], known: frozenset[str], param: str) -> None:
     """Refuses keys that nothing here would read: they are never dropped silently."""
     for key in value:
         if key not in known:
-            raise wrong(f"{param}.{key}", "is not a known field", code="unknown_parameter")
+            raise wrong(f"{param}.{key[:64]}", "is not a known field", code="unknown_parameter")
 
 
 def refused(reason: str) -> Check:

@@ -1,7 +1,7 @@
 """A body's JSON, read strictly. Step 1; called by the inference routes and by the realtime consumer. Pure.
 
-Invariant: what JSON leaves open (doubled keys, NaN, unbounded integers, lone surrogates, depth) is refused here with
-400, so that no later step meets it.
+Invariants: what JSON leaves open (doubled keys, NaN, unbounded numbers, lone surrogates, depth) is refused here with
+400, so that no later step meets it; `param` is the field that it is in, or `body` where the text as a whole is wrong.
 """
 
 import json
@@ -12,33 +12,61 @@ from typing import Any
 from contracts.errors import InvalidRequest
 from gateway.surface import limits
 
+BODY = "body"  # `param` where no field can be named
+_PATH_MAX = 256
+_Path = tuple[str | int, ...]
+
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises InvalidRequest (code invalid_json, or the field in `param`)."""
+    """The JSON object in `body`. Raises InvalidRequest with the field, or `body`, in `param`."""
     try:
         source = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
+        raise _no_json(f"the body is not UTF-8 at byte {error.start}") from error
     if source.startswith("\ufeff"):
-        raise InvalidRequest("the body begins with a byte order mark, which JSON text has not", code="invalid_json")
+        raise _no_json("the body begins with a byte order mark, which JSON text has not")
     try:
         document = _DECODER.decode(source)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise InvalidRequest(f"the body is not JSON: {error.msg} ({place})", code="invalid_json") from error
+        raise _no_json(f"the body is not JSON: {error.msg} (line {error.lineno} column {error.colno})") from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _too_deep(_deepest_field(source)) from error
     if not isinstance(document, dict):
-        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+        raise _no_json("the body must be a JSON object")
     nests = body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH_MAX
-    if nests or b"\\u" in body or _LONG_DIGITS.search(body):
+    if nests or b"\\u" in body or _NUMBERS_TO_SEE.search(body):
         _inspect(document)
     return document
 
 
-def _too_deep(param: str | None = None) -> InvalidRequest:
-    message = f"the body nests deeper than {limits.JSON_DEPTH_MAX} levels"
+def _no_json(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=BODY, code="invalid_json")
+
+
+def _too_deep(param: str) -> InvalidRequest:
+    message = f"{param}: nests deeper than {limits.JSON_DEPTH_MAX} levels"
     return InvalidRequest(message, param=param, code="nesting_too_deep")
+
+
+def _deepest_field(source: str) -> str:
+    """The field of the body in which it first nests too deep, in text too deep for the parser."""
+    depth, name, last = 0, BODY, ""
+    for token in _TOKENS.finditer(source):
+        mark = token[0][0]
+        if mark == '"':
+            last = token[0] if depth == 1 else last
+        elif mark == ":":
+            name = json.loads(last) if depth == 1 and last else name
+        else:
+            depth += 1 if mark in "[{" else -1
+        if depth > limits.JSON_DEPTH_MAX:
+            break
+    return _shown(name)
+
+
+def _shown(name: str) -> str:
+    """A field's name in an error: short, never empty, without what no UTF-8 text can hold."""
+    return name.encode("utf-8", "replace").decode()[:64] or BODY
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -46,13 +74,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        shown = twice.encode("utf-8", "replace").decode()[:64]
+        shown = _shown(twice)
         raise InvalidRequest(f"the field {shown} is given twice", param=shown, code="duplicate_key")
     return result
 
 
 class _Oversized(int):
     """Stands where an integer did not fit, until `_inspect` finds the field that it is in."""
+
+
+class _Infinite(float):
+    """Stands where a number passed the range of floats."""
+
+
+class _NoNumber(str):
+    """Stands where NaN or Infinity was written, which JSON has not."""
 
 
 def _integer(digits: str) -> int:
@@ -63,51 +99,63 @@ def _integer(digits: str) -> int:
 
 def _number(digits: str) -> float:
     value = float(digits)
-    if not math.isfinite(value):
-        raise InvalidRequest("a number in the body is out of range", code="number_out_of_range")
-    return value
+    return value if math.isfinite(value) else _Infinite(value)
 
 
-def _constant(name: str) -> None:
-    raise InvalidRequest(f"{name} is not JSON", code="invalid_json")
-
-
-_INSPECTED = (str, dict, list, _Oversized)
-_LONG_DIGITS = re.compile(rb"[0-9]{19}")
+_INSPECTED = (str, dict, list, _Oversized, _Infinite)
+_NUMBERS_TO_SEE = re.compile(rb"[0-9]{19}|[0-9][eE]|NaN|Infinity")
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant, strict=True
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_NoNumber, strict=True
 )
 
 
 def _inspect(document: dict[str, Any]) -> None:
-    """Depth, lone surrogates and oversized integers of the document; iterative, so that depth costs no stack."""
-    pending: list[tuple[Any, str, int]] = [(document, "", 1)]
+    """Depth, lone surrogates and numbers that are none; iterative, so that depth costs no stack."""
+    pending: list[tuple[Any, _Path]] = [(document, ())]
     while pending:
-        value, path, depth = pending.pop()
-        if isinstance(value, str):
-            _check_surrogates(value, path)
+        value, path = pending.pop()
+        if isinstance(value, str | int | float):
+            _check_scalar(value, path)
             continue
-        if isinstance(value, _Oversized):
-            raise InvalidRequest(f"{path}: does not fit in 64 bits", param=path, code="integer_out_of_range")
-        if depth > limits.JSON_DEPTH_MAX:
-            raise _too_deep(path.split(".")[0].split("[")[0] or None)
+        if len(path) >= limits.JSON_DEPTH_MAX:
+            raise _too_deep(_shown(str(path[0])))
         if isinstance(value, dict):
             for key, item in value.items():
-                _check_surrogates(key, path or "body")
+                _check_surrogates(key, path)
                 if isinstance(item, _INSPECTED):
-                    pending.append((item, f"{path}.{key}" if path else key, depth + 1))
+                    pending.append((item, (*path, key)))
         else:
-            pending += [
-                (item, f"{path}[{index}]", depth + 1)
-                for index, item in enumerate(value)
-                if isinstance(item, _INSPECTED)
-            ]
+            pending += [(item, (*path, index)) for index, item in enumerate(value) if isinstance(item, _INSPECTED)]
 
 
-def _check_surrogates(value: str, path: str) -> None:
+def _named(path: _Path) -> str:
+    """A path as `param` has it: messages[0].content."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text[:_PATH_MAX] or BODY
+
+
+def _check_scalar(value: str | float, path: _Path) -> None:
+    if isinstance(value, _NoNumber):
+        param = _named(path)
+        raise InvalidRequest(f"{param}: {value} is not JSON", param=param, code="invalid_json")
+    if isinstance(value, str):
+        _check_surrogates(value, path)
+    elif isinstance(value, _Oversized):
+        param = _named(path)
+        raise InvalidRequest(f"{param}: does not fit in 64 bits", param=param, code="integer_out_of_range")
+    else:
+        param = _named(path)
+        raise InvalidRequest(f"{param}: is out of range", param=param, code="number_out_of_range")
+
+
+def _check_surrogates(value: str, path: _Path) -> None:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
+        param = _named(path)
         raise InvalidRequest(
-            f"{path} holds half of a surrogate pair, which no UTF-8 text can", param=path, code="invalid_unicode"
+            f"{param} holds half of a surrogate pair, which no UTF-8 text can", param=param, code="invalid_unicode"
         ) from error

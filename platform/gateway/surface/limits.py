@@ -92,6 +92,12 @@ def render_limits() -> str:
         "over one of them is refused at once, holds nothing and costs nothing. A model's context, and the tenant's",
         "own limits (requests, tokens, money, concurrency, queue), come on top.",
         "",
+        "`param` of an error names the field by its path (`messages[0].content`), or the header or query parameter.",
+        "Where the request has no such thing it names the part that is wrong: `body` (no JSON, no object, a field",
+        "without a name, too large, late), `query`, `path`, `method`, `headers`, `version`, `request` (no HTTP).",
+        "It is `null` where nothing in the request is wrong: spent limits and budgets, and every 5xx. The same over",
+        "WebSocket, where `body` is the message.",
+        "",
         "| limit | value | about | answer |",
         "|---|---|---|---|",
     ]

@@ -240,7 +240,7 @@ def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
         elif name in _REFUSED:
             refused(_REFUSED[name])(value, name)
         else:
-            raise wrong(name[:64], "is not a field of this endpoint", code="unknown_parameter")
+            raise wrong(name[:64] or "body", "is not a field of this endpoint", code="unknown_parameter")
     for name in ("model", "messages" if endpoint is Endpoint.CHAT else "prompt"):
         if name not in read:
             raise wrong(name, "is missing", code="missing_field")

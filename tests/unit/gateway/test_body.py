@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -159,3 +160,44 @@ class TestIntegers:
         with pytest.raises(InvalidRequest) as refused:
             parse_object(body)
         assert (refused.value.param, refused.value.code) == (field, "integer_out_of_range")
+
+
+class TestPlaces:
+    """Every refusal of a body names a field of it, or `body` where none can be named."""
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            (b"", "body"),
+            (b"[]", "body"),
+            (b"{'a':1}", "body"),
+            (b'{"a":"\xff"}', "body"),
+            (b"\xef\xbb\xbf{}", "body"),
+            (b'{"temperature":NaN}', "temperature"),
+            (b'{"stop":["a",-Infinity]}', "stop[1]"),
+            (b'{"messages":[{"content":"a"}],"logit_bias":{"5":Infinity}}', "logit_bias.5"),
+            (b'{"temperature":1e999}', "temperature"),
+            (b'{"a":{"b":[0.1,-2.5E+400]}}', "a.b[1]"),
+            (b'{"a":1' + b"0" * 400 + b".5}", "a"),
+            (b'{"a":{"b":1,"b":2}}', "b"),
+            (b'{"":1,"":2}', "body"),
+            (b'{"\\udead":1}', "body"),
+            (b'{"model":"m","messages":' + b"[" * 64 + b"]" * 64 + b"}", "messages"),
+            (b'{"model":"a:{[","x":{"y":1},"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "messages"),
+            (b'{"t\\u006f\\"ols":' + b'{"a":' * 100_000, 'to"ols'),
+            (b"[" * 100_000, "body"),
+        ],
+    )
+    def test_are_named(self, body: bytes, field: str) -> None:
+        with pytest.raises(InvalidRequest) as refused:
+            parse_object(body)
+        assert refused.value.param == field
+
+    def test_are_not_longer_than_an_error_may_be(self) -> None:
+        with pytest.raises(InvalidRequest) as refused:
+            parse_object(b'{"' + b"k" * 100_000 + b'":{"x":NaN}}')
+        assert len(str(refused.value.param)) == 256
+
+    def test_leave_words_in_texts_alone(self) -> None:
+        given = {"a": "NaN", "b": "1e999 Infinity", "c": 1e3}
+        assert parse_object(json.dumps(given).encode()) == given
