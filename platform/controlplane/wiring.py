@@ -33,8 +33,9 @@ from safety.engines.pool import ValidatorPool
 from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing, PolicyStore
 from stores.clickhouse import ClickHouseUnavailable
-from stores.redis import open_redis, open_subscriber
+from stores.redis import open_redis
 from stores.secrets import CACHE_SALT, derive
+from stores.subscription import Subscriber
 from stores.system import SystemClock, mint_nonce
 from tenants import selectors as tenant_reads
 from tenants.auth.resolve import Resolver
@@ -228,4 +229,4 @@ async def _report(ask: Callable[[], T]) -> T:
 
 
 def _mailbox(env: Environment, gateway_id: str) -> Mailbox:
-    return Mailbox(channel=mailbox_channel(gateway_id), connect=lambda: open_subscriber(env.redis))
+    return Mailbox(channel=mailbox_channel(gateway_id), listen=Subscriber(env.redis).listen)

@@ -10,14 +10,11 @@ was released before the cut is billed, once, by the request's end.
 import asyncio
 import hashlib
 import logging
-import random
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
@@ -26,6 +23,7 @@ from contracts.wire import WireError, decode
 from fairqueue.messages import AbortReason
 from fairqueue.queue import FairQueue
 from gateway.stream.mailbox import Inbox
+from stores.subscription import Listen
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
 from tenants.limits.keys import REVOKED_CHANNEL
@@ -38,8 +36,8 @@ STORE_SECONDS = 2.0
 CUT_SECONDS = 0.5
 CANCEL_TRIES = 3
 CANCELS_AT_ONCE = 32
-BACKOFF_FIRST_SECONDS = 0.05
-BACKOFF_MOST_SECONDS = 2.0
+NEWS_MAX = 10_000
+AGAIN_SECONDS = 0.5
 SWEPT_MS = 10_000  # one gateway sweeps for a message; its repetition later is swept again
 
 
@@ -80,67 +78,56 @@ class Running:
 
 @dataclass(kw_only=True)
 class Revocations:
-    """One subscription per gateway. `connect` opens a client whose reads may wait for ever."""
+    """One subscription per gateway."""
 
-    connect: Callable[[], Redis]
+    listen: Listen
     redis: Redis
     limits: Limits
     queue_of: Callable[[str], FairQueue]
     resolver: Resolver
     running: Running
     subscribed: asyncio.Event = field(default_factory=asyncio.Event)
-    _jitter: random.Random = field(default_factory=random.Random)
+    _news: "asyncio.Queue[bytes | None]" = field(default_factory=lambda: asyncio.Queue(NEWS_MAX))
 
     async def run(self) -> None:
-        """Listens until cancelled. A lost connection is opened again with growing pauses."""
-        failures = 0
-        while True:
-            try:
-                async with self._subscription() as pubsub:
-                    failures = 0
-                    await self._listen(pubsub)
-            except (RedisError, OSError, TimeoutError, Unavailable) as error:
-                self.subscribed.clear()
-                failures += 1
-                pause = min(BACKOFF_MOST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 8))
-                log.warning("revocation subscription lost (%s); again in %.2f s", type(error).__name__, pause)
-                await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
+        """Listens until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._work())
+            await self.listen(
+                channel=REVOKED_CHANNEL,
+                on_subscribed=self._found,
+                on_lost=self.subscribed.clear,
+                on_message=self._note,
+            )
 
-    @asynccontextmanager
-    async def _subscription(self) -> AsyncIterator[PubSub]:
-        client = self.connect()
-        pubsub = client.pubsub()
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                await pubsub.subscribe(REVOKED_CHANNEL)
-                while (message := await pubsub.get_message(timeout=STORE_SECONDS)) is not None:
-                    if message["type"] == "subscribe":
-                        break
-            yield pubsub
-        finally:
-            try:
-                async with asyncio.timeout(STORE_SECONDS):
-                    await pubsub.aclose()  # type: ignore[no-untyped-call]
-                    await client.aclose()
-            except (RedisError, OSError, TimeoutError) as error:
-                log.info("a lost subscription did not close (%s)", type(error).__name__)
-
-    async def _listen(self, pubsub: PubSub) -> None:
-        await self._recheck()
+    def _found(self) -> None:
+        self._note(None)
         self.subscribed.set()
-        silent = False
+
+    def _note(self, message: bytes | None) -> None:
+        """None: messages may be missing. More than can wait are found by the next look at all keys."""
+        try:
+            self._news.put_nowait(message)
+        except asyncio.QueueFull:
+            log.warning("more than %d revocations wait", NEWS_MAX)
+
+    async def _work(self) -> None:
+        """Acts on what is heard; looks at every open key at each subscription, after a failure, and now and then."""
         while True:
-            message = await pubsub.get_message(timeout=RECHECK_SECONDS)
-            if message is None:
-                if silent:
-                    raise TimeoutError("the subscription does not answer")
-                await self._recheck()
-                await pubsub.ping()
-                silent = True
-                continue
-            silent = False
-            if message["type"] == "message":
-                await self._take(message["data"])
+            try:
+                async with asyncio.timeout(RECHECK_SECONDS):
+                    message = await self._news.get()
+            except TimeoutError:
+                message = None
+            try:
+                if message is None:
+                    await self._recheck()
+                else:
+                    await self._take(message)
+            except (RedisError, OSError, TimeoutError, Unavailable) as error:
+                log.warning("a revocation waits for the stores (%s)", type(error).__name__)
+                await asyncio.sleep(AGAIN_SECONDS)
+                self._note(message)
 
     async def _take(self, data: bytes) -> None:
         try:

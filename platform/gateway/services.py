@@ -186,7 +186,7 @@ class GatewayServices:
     def revocations(self) -> Revocations:
         """What ends them when their key is revoked."""
         return Revocations(
-            connect=self.mailbox.connect,
+            listen=self.mailbox.listen,
             redis=self.redis,
             limits=self.limits,
             queue_of=self.queue_of,

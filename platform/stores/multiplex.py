@@ -53,18 +53,24 @@ class Multiplexer:
 
 
 async def _connect(connection: AbstractConnection, *, reply_seconds: float) -> "_Line":
-    """redis-py connects (TLS, AUTH, SELECT), then its transport changes hands.
+    writer, reply_error = await take_over(connection)
+    line = _Line(writer, reply_error=reply_error, reply_seconds=reply_seconds)
+    writer.transport.set_protocol(line)
+    return line
 
-    There is no public way to the transport: tests/contract/stores/test_multiplex.py pins what is used here.
+
+async def take_over(connection: AbstractConnection) -> tuple[asyncio.StreamWriter, Callable[[str], Exception]]:
+    """redis-py connects (TLS, AUTH, SELECT); the writer, whose transport may change hands, and what makes errors.
+
+    There is no public way to the transport: tests/contract/stores pins what is used here. The writer closes its
+    transport when it is collected: keep it. Raises RedisError, OSError.
     """
     await connection.connect()  # type: ignore[no-untyped-call]
     writer, parser = connection._writer, connection._parser  # noqa: SLF001
     if writer is None:
         raise RedisConnectionError("the connection was lost while it was opened")
     connection._reader = connection._writer = None  # noqa: SLF001
-    line = _Line(writer, reply_error=parser.parse_error, reply_seconds=reply_seconds)
-    writer.transport.set_protocol(line)
-    return line
+    return writer, parser.parse_error
 
 
 class _Line(asyncio.Protocol):

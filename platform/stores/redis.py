@@ -69,16 +69,3 @@ def open_redis(url: str, *, connections_max: int = CONNECTIONS_MAX, reply_timeou
         decode_responses=False,
     )
     return Client(connection_pool=pool, reply_timeout=timeout)
-
-
-def open_subscriber(url: str) -> Redis:
-    """A client for one long-lived subscription: its reads wait, so a silent channel is not an error."""
-    return Redis.from_url(
-        url,
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        socket_keepalive=True,
-        health_check_interval=10,
-        protocol=2,
-        decode_responses=False,
-    )

@@ -6,27 +6,16 @@ read only ever costs a look at the log (`RESYNC`), never a token; the subscripti
 
 import asyncio
 import logging
-import random
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
-
 from contracts.wire import WireError
 from fairqueue.messages import Ended, Released, decode_mailbox
+from stores.subscription import Listen
 
 log = logging.getLogger("weir.gateway.mailbox")
 
-SILENCE_PING_SECONDS = 5.0
-SILENCE_DEAD_SECONDS = 15.0
-BACKOFF_FIRST_SECONDS = 0.05
-BACKOFF_MOST_SECONDS = 2.0
-CLOSE_SECONDS = 1.0
 _ENTRY_OVERHEAD_BYTES = 200
 
 
@@ -97,14 +86,13 @@ def _size(entry: Entry) -> int:
 
 @dataclass(kw_only=True)
 class Mailbox:
-    """The gateway's one subscription on `channel`. `connect` opens a client whose reads may wait for ever."""
+    """The gateway's one subscription on `channel`."""
 
     channel: str
-    connect: Callable[[], Redis]
+    listen: Listen
     inbox_bytes: int = 1_048_576
     subscribed: asyncio.Event = field(default_factory=asyncio.Event)
     _inboxes: dict[str, list[Inbox]] = field(default_factory=dict)
-    _jitter: random.Random = field(default_factory=random.Random)
 
     def open(self, request_id: str) -> Inbox:
         """An inbox for a request; several may be open for one (a stream and its resume)."""
@@ -137,55 +125,17 @@ class Mailbox:
                 inbox.put(entry)
 
     async def run(self) -> None:
-        """Subscribes and listens until cancelled. A lost connection is opened again with growing pauses."""
-        failures = 0
-        while True:
-            try:
-                await self._listen()
-            except (RedisError, OSError, TimeoutError) as error:
-                failures = 1 if self.subscribed.is_set() else failures + 1
-                self.subscribed.clear()
-                pause = min(BACKOFF_MOST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 8))
-                log.warning("mailbox subscription lost (%s); again in %.2f s", type(error).__name__, pause)
-                await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
+        """Subscribes and listens until cancelled."""
+        await self.listen(
+            channel=self.channel,
+            on_subscribed=self._found,
+            on_lost=self.subscribed.clear,
+            on_message=self.deliver,
+        )
 
-    async def _listen(self) -> None:
-        client = self.connect()
-        pubsub = client.pubsub()
-        try:
-            async with asyncio.timeout(SILENCE_PING_SECONDS):
-                await pubsub.subscribe(self.channel)
-            await self._confirmed(pubsub)
-            self._resync()
-            self.subscribed.set()
-            await self._read_on(pubsub)
-        finally:
-            with suppress(RedisError, OSError, TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await pubsub.aclose()  # type: ignore[no-untyped-call]
-                    await client.aclose()
-
-    async def _confirmed(self, pubsub: PubSub) -> None:
-        """Waits for the server's word that the channel is ours: what is published from here on reaches us."""
-        async with asyncio.timeout(SILENCE_PING_SECONDS):
-            while True:
-                message = await pubsub.get_message(timeout=SILENCE_PING_SECONDS)
-                if message is not None and message["type"] == "subscribe":
-                    return
-
-    async def _read_on(self, pubsub: PubSub) -> None:
-        silent = 0.0
-        while True:
-            message = await pubsub.get_message(timeout=SILENCE_PING_SECONDS)
-            if message is None:
-                silent += SILENCE_PING_SECONDS
-                if silent >= SILENCE_DEAD_SECONDS:
-                    raise TimeoutError("the subscription does not answer")
-                await pubsub.ping()
-                continue
-            silent = 0.0
-            if message["type"] == "message":
-                self.deliver(message["data"])
+    def _found(self) -> None:
+        self._resync()
+        self.subscribed.set()
 
     def _resync(self) -> None:
         for readers in self._inboxes.values():

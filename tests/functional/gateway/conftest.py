@@ -23,7 +23,7 @@ from gateway.services import GatewayServices, GatewaySettings, ServedModel
 from gateway.stream.mailbox import Mailbox
 from gateway.surface import limits
 from gateway.tokenizer import PromptTokenizer
-from stores.redis import open_subscriber
+from stores.subscription import Subscriber
 from stores.system import SystemClock
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
@@ -86,7 +86,7 @@ async def gateway(
     queue, clock, holds = FairQueue(redis, POOL, QueueBounds()), SystemClock(), Limits(redis)
     services = GatewayServices(
         gateway_id=GATEWAY, clock=clock, redis=redis,
-        mailbox=Mailbox(channel=mailbox_channel(GATEWAY), connect=lambda: open_subscriber(valkey_url)),
+        mailbox=Mailbox(channel=mailbox_channel(GATEWAY), listen=Subscriber(valkey_url).listen),
         limits=holds, queue_of=lambda _: queue,
         resolver=Resolver(directory.load_context, clock=clock, peppers=(PEPPER,)),
         epochs=directory, catalogue=directory, prices=directory, policies=directory, usage=directory,

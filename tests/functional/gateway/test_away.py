@@ -11,7 +11,8 @@ from contracts.errors import Unavailable
 from gateway import services as module
 from gateway.settlement import Sweeper
 from gateway.stream.mailbox import Mailbox
-from stores.redis import open_redis, open_subscriber
+from stores.redis import open_redis
+from stores.subscription import Subscriber
 from tenants.limits.buckets import Limits
 from tests.functional.gateway.cast import MODEL, POOL
 from tests.functional.gateway.conftest import Gateway, serving
@@ -28,7 +29,7 @@ class TestWithoutRedis:
             gateway.services,
             redis=redis,
             limits=Limits(redis),
-            mailbox=Mailbox(channel="w:mb:away", connect=lambda: open_subscriber(url)),
+            mailbox=Mailbox(channel="w:mb:away", listen=Subscriber(url).listen),
         )
         body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
         async with serving(services) as base, httpx.AsyncClient(base_url=base, timeout=30) as http, asyncio.timeout(60):

@@ -18,7 +18,8 @@ from gateway import admission, pools
 from gateway.services import GatewaySettings
 from gateway.stream.mailbox import Mailbox
 from stores import redis as stores_redis
-from stores.redis import open_redis, open_subscriber
+from stores.redis import open_redis
+from stores.subscription import Subscriber
 from tenants.auth.resolve import Resolver
 from tenants.limits import gate
 from tenants.limits.buckets import Limits
@@ -84,7 +85,7 @@ async def pair(gateway: Gateway, valkey_url: str) -> AsyncIterator[Pair]:
         redis=redis,
         limits=Limits(redis),
         resolver=Resolver(gateway.directory.load_context, clock=first.clock, peppers=(PEPPER,)),
-        mailbox=Mailbox(channel=mailbox_channel("gw-2"), connect=lambda: open_subscriber(valkey_url)),
+        mailbox=Mailbox(channel=mailbox_channel("gw-2"), listen=Subscriber(valkey_url).listen),
     )
     bounds = httpx.Limits(max_connections=CALLS)
     async with (

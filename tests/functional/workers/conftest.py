@@ -19,7 +19,6 @@ from contracts.jobs import Ticket, UsageRecord
 from contracts.outcomes import JobState
 from fairqueue.messages import Final
 from fairqueue.queue import FairQueue, QueueBounds
-from stores.redis import open_subscriber
 from stores.system import SystemClock
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldRequest
@@ -130,7 +129,7 @@ class Pool:
 @pytest.fixture
 async def pool(redis: Redis, valkey_url: str) -> AsyncIterator[Pool]:
     clock = SystemClock()
-    news = open_subscriber(valkey_url)
+    news = Redis.from_url(valkey_url, protocol=2)
     yield Pool(
         redis=redis,
         queue=FairQueue(redis, POOL, QueueBounds()),

@@ -1,10 +1,10 @@
-"""The subscription on a pub/sub that the test drives: messages, silence, and a connection that breaks."""
+"""The inboxes on a subscription that the test drives: messages, and a connection that breaks."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import msgpack
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contracts.wire import encode
 from fairqueue.messages import Released
@@ -12,58 +12,34 @@ from gateway.stream.mailbox import Mailbox, Signal
 from tests.unit.gateway.frames import REQUEST, final
 
 
-class PubSub:
-    """What the mailbox uses of redis-py's, fed by a queue; an exception in it is raised."""
-
-    def __init__(self, feed: "asyncio.Queue[Any]") -> None:
-        self.feed = feed
-        self.closed = False
-
-    async def subscribe(self, channel: str) -> None:
-        self.feed.put_nowait({"type": "subscribe", "channel": channel.encode(), "data": 1})
-
-    async def get_message(self, timeout: float) -> dict[str, Any] | None:  # noqa: ASYNC109 - redis-py's name
-        item = await self.feed.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def ping(self) -> None: ...
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-class Client:
-    def __init__(self, pubsub: PubSub) -> None:
-        self._pubsub = pubsub
-
-    def pubsub(self) -> PubSub:
-        return self._pubsub
-
-    async def aclose(self) -> None: ...
-
-
 class Server:
-    """Every connection gets a feed of its own."""
+    """A subscription that the test drives, in place of `stores.subscription.Subscriber.listen`."""
 
     def __init__(self) -> None:
-        self.connections: list[PubSub] = []
-        self.connected = asyncio.Event()
+        self.found: Callable[[], None] = lambda: None
+        self.lost: Callable[[], None] = lambda: None
+        self.heard: Callable[[bytes], None] = lambda _: None
 
-    def connect(self) -> Client:
-        pubsub = PubSub(asyncio.Queue())
-        self.connections.append(pubsub)
-        self.connected.set()
-        return Client(pubsub)
+    async def listen(
+        self,
+        *,
+        channel: str,
+        on_subscribed: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_message: Callable[[bytes], None],
+    ) -> NoReturn:
+        assert channel == "w:mb:g1"
+        self.found, self.lost, self.heard = on_subscribed, on_lost, on_message
+        on_subscribed()
+        await asyncio.Event().wait()
+        raise AssertionError("the event is never set")
 
     def publish(self, *entries: list[Any]) -> None:
-        data = msgpack.packb(list(entries), use_bin_type=False)
-        self.connections[-1].feed.put_nowait({"type": "message", "data": data})
+        self.heard(msgpack.packb(list(entries), use_bin_type=False))
 
 
 def mailbox_on(server: Server) -> Mailbox:
-    return Mailbox(channel="w:mb:g1", connect=server.connect)
+    return Mailbox(channel="w:mb:g1", listen=server.listen)
 
 
 class TestMailbox:
@@ -83,33 +59,20 @@ class TestMailbox:
             assert end.final == final()
             running.cancel()
 
-    async def test_comes_back_after_a_broken_connection_and_tells_every_reader(self) -> None:
+    async def test_tells_every_reader_that_messages_may_be_missing_once_it_hears_again(self) -> None:
         server = Server()
         mailbox = mailbox_on(server)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(mailbox.run())
             await mailbox.subscribed.wait()
             inbox = mailbox.open(REQUEST)
-            server.connected.clear()
-            server.connections[0].feed.put_nowait(RedisConnectionError("gone"))
-            await server.connected.wait()
-            assert await inbox.get(seconds=5) is Signal.RESYNC
+            server.lost()
+            assert not mailbox.subscribed.is_set()
+            server.found()
+            assert mailbox.subscribed.is_set()
+            assert await inbox.get(seconds=1) is Signal.RESYNC
             server.publish(["f", REQUEST, "1-a", 1, [b"{}"]])
             assert isinstance(await inbox.get(seconds=1), Released)
-            assert server.connections[0].closed
-            running.cancel()
-
-    async def test_takes_a_server_that_stays_silent_for_dead(self) -> None:
-        server = Server()
-        mailbox = mailbox_on(server)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(mailbox.run())
-            await mailbox.subscribed.wait()
-            server.connected.clear()
-            for _ in range(3):
-                server.connections[0].feed.put_nowait(None)
-            await server.connected.wait()
-            assert len(server.connections) == 2
             running.cancel()
 
     async def test_reads_the_logs_when_a_message_has_another_shape(self) -> None:
