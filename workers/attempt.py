@@ -26,7 +26,7 @@ from workers.frames import FrameBuilder
 from workers.latency import LatencyTrack
 from workers.ports import TELL_PAUSES, Ports
 from workers.publish import Lane
-from workers.refusals import explain
+from workers.refusals import explain, no_grammar
 from workers.verdict import ABORTED, BLOCKED, BROKE, HOLD_ENDED, LOST, NO_POLICY, OK, GivenBack, Verdict
 
 DRAINED = "drained"
@@ -113,7 +113,7 @@ class Attempt:
             log.warning("engine_broke", request_id=self._ticket.request_id, error=str(error))
             if await self._ports.host.has_died(incarnation=incarnation):
                 return await self._engine_gone(incarnation, error)
-            return BROKE
+            return no_grammar(error.param) if error.param else BROKE
         if self._lane.is_aborted():
             return await self._aborted()
         if builder.blocked:

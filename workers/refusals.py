@@ -42,14 +42,18 @@ def explain(refused: EngineRefused, body: Mapping[str, Any]) -> Verdict:
         )
     param = _field(refused.param, text, body)
     if _GRAMMAR.search(text) and (not param or param in _GRAMMAR_FIELDS):
-        param = param or _first(_GRAMMAR_FIELDS, body)
-        return _verdict("The engine cannot generate under this schema, pattern or grammar.", param)
+        return no_grammar(param or _first(_GRAMMAR_FIELDS, body))
     if _TEMPLATE.search(text):
         param = _first(_INPUT_FIELDS, body)
         return _verdict("The model's chat template does not take these messages.", param)
     if param:
         return _verdict(f"The engine does not take this value of `{param}`.", param)
     return _verdict("The engine does not take this request as it is.", "")
+
+
+def no_grammar(param: str) -> Verdict:
+    """The verdict on a schema that no grammar can be made from."""
+    return _verdict("The engine cannot generate under this schema, pattern or grammar.", param)
 
 
 def _verdict(message: str, param: str, code: str = "invalid_value") -> Verdict:

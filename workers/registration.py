@@ -85,6 +85,7 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
             engine=engine,
             engine_version=facts.version,
             created_at_ms=created_at_ms,
+            tools=facts.tools,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFilesError(f"config.json of {model} lacks {error}") from error

@@ -1,6 +1,7 @@
 """Builds a worker from its settings. Called by `__main__` and by tests that run a worker in their own process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -79,7 +80,7 @@ def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Cli
 
 
 def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, late: _Late) -> EngineHost:
-    capabilities = capabilities_of(settings.engine)
+    capabilities = replace(capabilities_of(settings.engine), tools=_calls_tools(settings, engine))
     connections_max = engine.max_num_seqs + 16  # probes beside a full batch
     if settings.engine is EngineKind.OPENAI:
         if not settings.engine_url:
@@ -114,6 +115,12 @@ def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, 
         working=late.working,
         on_change=late.changed,
     )
+
+
+def _calls_tools(settings: WorkerSettings, engine: EngineSettings) -> bool:
+    """vLLM refuses every tool choice but `none` without a parser; of others only their own answer tells."""
+    parsers = engine.tool_call_parser or "--tool-call-parser" in engine.extra_args
+    return settings.engine is not EngineKind.VLLM or bool(parsers)
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:

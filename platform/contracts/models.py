@@ -25,3 +25,4 @@ class ModelCard:
     engine: str
     engine_version: str
     created_at_ms: int
+    tools: bool = True  # whether the engine calls tools

@@ -172,7 +172,7 @@ class Admission:
             raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
-        content = content_of(asked, served.tokenizer)
+        content = content_of(asked, served.tokenizer, calls_tools=served.card.tools)
         prompt_tokens = await count_tokens(served.tokenizer, content, asked)
         return Draft(
             request_id=request_id,

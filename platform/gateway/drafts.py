@@ -113,15 +113,19 @@ def _without_nulls(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {key: value for key, value in tool["function"].items() if value is not None}}
 
 
-def content_of(asked: Asked, tokenizer: PromptTokenizer) -> PromptContent:
+def content_of(asked: Asked, tokenizer: PromptTokenizer, *, calls_tools: bool = True) -> PromptContent:
     """The prompt in the one form that is guarded, counted and sent: parts are flattened where the template wants it.
 
-    Raises InvalidRequest for tools that the model would never see.
+    Raises InvalidRequest for tools that the model would never see, or whose calls its engine would not make out.
     """
     if asked.tools and asked.sampling.get("tool_choice") != "none" and not tokenizer.shows_tools:
         raise InvalidRequest(
             "tools: this model's chat template shows it no tools", param="tools", code="unsupported_value"
         )
+    if asked.tools and asked.sampling.get("tool_choice") != "none" and not calls_tools:
+        param = "tool_choice" if asked.sampling.get("tool_choice") is not None else "tools"
+        message = f"{param}: this model calls no tools here; its engine has no parser for them"
+        raise InvalidRequest(message, param=param, code="unsupported_value")
     token_ids = asked.prompt if isinstance(asked.prompt, list) else []
     return PromptContent(
         messages=flatten(asked.messages) if tokenizer.parts_as_text else asked.messages,

@@ -31,7 +31,14 @@ class EngineRefused(EngineError):
 
 
 class EngineBroke(EngineError):
-    """The engine reported a failure of this one request, or broke its own protocol."""
+    """The engine reported a failure of this one request, or broke its own protocol.
+
+    `param`: the field of the request on which it fails before its first token: a grammar that it cannot compile.
+    """
+
+    def __init__(self, text: str, *, param: str = "") -> None:
+        super().__init__(text)
+        self.param = param
 
 
 class EngineKind(StrEnum):
@@ -49,6 +56,7 @@ class Capabilities:
     cache_salt: bool
     request_id: bool  # takes our id for its own logs
     progress: bool  # /metrics with vLLM's names
+    tools: bool = True  # calls tools; where not, a request that could lead to a call is refused before the queue
 
 
 FULL = Capabilities(continuous_usage=True, token_ids=True, cache_salt=True, request_id=True, progress=True)
@@ -88,6 +96,7 @@ class EngineFacts:
     blocks: int
     cache_dtype: str
     version: str
+    tools: bool = True
 
     @property
     def kv_tokens(self) -> int:

@@ -5,7 +5,7 @@ replaces what was counted for it before and is never added twice. Every wait has
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +105,7 @@ class HttpEngine:
         try:
             if response.status != OK:
                 await self._refuse(response)
-            async with aclosing(self._chunks(response)) as chunks:
+            async with aclosing(self._chunks(response, constrained_by=_grammar_field(request.body))) as chunks:
                 yield chunks
         finally:
             response.close()  # an answer that was read to its end has given its connection back before
@@ -137,13 +137,15 @@ class HttpEngine:
             raise EngineGone(f"the engine answered {response.status}: {message}")
         raise EngineBroke(f"the engine answered {response.status}: {message}")  # a key, a route: not the client's
 
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncGenerator[EngineChunk]:
+    async def _chunks(self, response: aiohttp.ClientResponse, *, constrained_by: str) -> AsyncGenerator[EngineChunk]:
         tally = _Tally(self._count_tokens if not self.capabilities.continuous_usage else None)
         async for data in self._events(response):
             try:
                 body = orjson.loads(data)
                 if "error" in body:
-                    raise EngineBroke(_error_of(data.decode("utf-8", "replace"))[0])
+                    raise _failure_in_stream(
+                        data, body["error"], begun=any(tally.completion.values()), field=constrained_by
+                    )
                 yield EngineChunk(body=body, counts=tally.add(body))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise EngineBroke(f"the engine sent a chunk that cannot be read: {error}") from error
@@ -194,6 +196,7 @@ class HttpEngine:
             blocks=_whole(cache.get("num_gpu_blocks")) or _whole(cache.get("num_cpu_blocks")),
             cache_dtype=cache.get("cache_dtype", ""),
             version=version,
+            tools=self.capabilities.tools,
         )
 
     async def stats(self) -> EngineStats:
@@ -283,6 +286,27 @@ def _error_of(text: str) -> tuple[str, str]:
     except ValueError:
         pass  # not JSON: the text itself is all there is
     return text[:ERROR_TEXT_MAX], param[:ERROR_TEXT_MAX]
+
+
+def _grammar_field(body: Mapping[str, Any]) -> str:
+    """The field that has the engine compile a grammar, if one does."""
+    wanted = body.get("response_format")
+    if isinstance(wanted, Mapping) and wanted.get("type") != "text":
+        return "response_format"
+    return "tools" if body.get("tools") and body.get("tool_choice") not in (None, "none", "auto") else ""
+
+
+def _failure_in_stream(data: bytes, error: Any, *, begun: bool, field: str) -> EngineBroke | EngineRefused:
+    """An error event. The engine opens its stream before it compiles a grammar, and so refuses inside of it.
+
+    Before the first token a refusal says so by its code; where its compiler fails instead of refusing (500), the
+    grammar is named as the suspect, and whoever knows that the engine lives on may say so.
+    """
+    text, param = _error_of(data.decode("utf-8", "replace"))
+    code = error.get("code") if isinstance(error, dict) else None
+    if not begun and code in _REFUSALS:
+        return EngineRefused(text, param=param or field)
+    return EngineBroke(text, param="" if begun else field)
 
 
 def _whole(text: str | None) -> int:

@@ -13,6 +13,7 @@ import orjson
 from contracts.errors import InvalidRequest
 from gateway.surface import limits
 from gateway.surface.fields import mapping, wrong
+from gateway.surface.grammar import check_generated
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -26,8 +27,8 @@ _SAME_PLACE_MAX = 256
 _REPEAT = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 
 
-def check_schema(value: Any, param: str) -> dict[str, Any]:
-    """The schema unchanged. Raises InvalidRequest with the path of what is wrong."""
+def check_schema(value: Any, param: str, *, generated: bool = False) -> dict[str, Any]:
+    """The schema unchanged. `generated`: an answer must follow it. Raises InvalidRequest with the path of the fault."""
     root = mapping(value, param)
     if len(orjson.dumps(root)) > limits.SCHEMA_BYTES_MAX:
         raise wrong(param, f"must have at most {limits.SCHEMA_BYTES_MAX} bytes", code="schema_too_large")
@@ -44,6 +45,8 @@ def check_schema(value: Any, param: str) -> dict[str, Any]:
             continue
         schema = mapping(schema, path)
         _check_node(schema, path, root)
+        if generated:
+            check_generated(schema, path)
         pending += [(child, where, depth + 1) for child, where in _children(schema, path)]
     return root
 
@@ -158,6 +161,8 @@ def _check_reference(reference: Any, path: str, root: dict[str, Any]) -> None:
         if not isinstance(target, dict) or name not in target:
             raise wrong(path, "points to nothing in this schema", code="invalid_schema")
         target = target[name]
+    if not isinstance(target, dict | bool):
+        raise wrong(path, "points to no schema", code="invalid_schema")
 
 
 def check_json_text(value: str, param: str) -> None:

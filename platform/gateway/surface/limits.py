@@ -54,6 +54,7 @@ SCHEMA_NODES_MAX = _state("schema_nodes", 1_000, "schemas", "subschemas of one J
 SCHEMA_ENUM_MAX = _state("schema_enum", 500, "items", "values of one enum")
 SCHEMA_PATTERN_MAX = _state("schema_pattern", 512, "characters", "a `pattern` in a JSON schema")
 SCHEMA_COUNT_MAX = _state("schema_count", 1_000, "", "minItems, maxItems, minLength, maxLength and {m,n} of a pattern")
+SCHEMA_REPEAT_MAX = _state("schema_repeat", 128, "", "each {m,n} of a pattern that an answer must follow")
 PROMPT_TOKEN_IDS_MAX = _state("prompt", 1_048_576, "token ids", "a completion prompt given as token ids")
 CHOICES_MAX = _state("n", 8, "choices", "choices of one request")
 TOP_LOGPROBS_MAX = _state("top_logprobs", 20, "tokens", "alternatives reported for each token")

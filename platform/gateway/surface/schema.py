@@ -82,7 +82,7 @@ def _check_response_format(value: Any, param: str) -> dict[str, Any]:
     only_keys(inner, frozenset({"name", "description", "schema", "strict"}), where)
     checked: dict[str, Any] = {
         "name": text(limits.NAME_MAX, shortest=1)(inner.get("name"), f"{where}.name"),
-        "schema": check_schema(inner.get("schema"), f"{where}.schema"),
+        "schema": check_schema(inner.get("schema"), f"{where}.schema", generated=True),
     }
     if "description" in inner:
         checked["description"] = text(limits.DESCRIPTION_MAX)(inner["description"], f"{where}.description")

@@ -76,3 +76,47 @@ class TestErrors:
         async with answering(status, {"detail": "busy"}) as engine:
             with pytest.raises(EngineGone):
                 await ask(engine)
+
+
+class TestErrorsInAStream:
+    """The engine opens its stream before it compiles a grammar, and so refuses inside of it."""
+
+    SCHEMA = {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}
+
+    async def read(self, engine: HttpEngine, body: dict[str, object]) -> None:
+        async with engine.generate(request(body)) as chunks:
+            async for _ in chunks:
+                pass
+
+    def stream(self, *events: object) -> bytes:
+        return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+    def chunk(self, tokens: int) -> dict[str, object]:
+        choice = {"index": 0, "text": "a", "finish_reason": None}
+        return {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
+
+    def error(self, code: int) -> dict[str, object]:
+        return {"error": {"message": "Grammar error: Unknown format", "type": "X", "param": None, "code": code}}
+
+    async def test_with_the_code_of_a_refusal_are_one(self, answering: Serve) -> None:
+        async with answering(200, self.stream(self.error(400))) as engine:
+            with pytest.raises(EngineRefused, match="Unknown format") as refused:
+                await self.read(engine, self.SCHEMA)
+        assert refused.value.param == "response_format"
+
+    async def test_before_the_first_token_suspect_the_grammar(self, answering: Serve) -> None:
+        async with answering(200, self.stream(self.chunk(0), self.error(500))) as engine:
+            with pytest.raises(EngineBroke) as broke:
+                await self.read(engine, self.SCHEMA)
+        assert broke.value.param == "response_format"
+
+    @pytest.mark.parametrize(
+        ("code", "tokens", "body"), [(500, 0, {"prompt": "x"}), (500, 1, SCHEMA), (400, 1, SCHEMA)]
+    )
+    async def test_otherwise_are_the_engine_s_own(
+        self, answering: Serve, code: int, tokens: int, body: dict[str, object]
+    ) -> None:
+        async with answering(200, self.stream(self.chunk(tokens), self.error(code))) as engine:
+            with pytest.raises(EngineBroke) as broke:
+                await self.read(engine, body)
+        assert broke.value.param == ""

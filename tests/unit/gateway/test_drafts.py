@@ -113,6 +113,19 @@ class TestTools:
         shown = replace(tokenizer, shows_tools=True)
         assert content_of(asked(tools=[self.TOOL]), shown).tools == [self.TOOL]
 
+    @pytest.mark.parametrize(
+        ("choice", "param"), [(None, "tools"), ("auto", "tool_choice"), ("required", "tool_choice")]
+    )
+    def test_are_refused_by_name_where_the_engine_makes_out_no_calls(
+        self, tmp_path: Path, choice: str | None, param: str
+    ) -> None:
+        shown = replace(PromptTokenizer.load(write_model(tmp_path)), shows_tools=True)
+        with pytest.raises(InvalidRequest) as caught:
+            content_of(asked(tools=[self.TOOL], tool_choice=choice), shown, calls_tools=False)
+        assert (caught.value.param, caught.value.code) == (param, "unsupported_value")
+        silent = asked(tools=[self.TOOL], tool_choice="none")
+        assert content_of(silent, shown, calls_tools=False).tools == [self.TOOL]
+
 
 class TestEndUser:
     def test_is_kept_as_a_hash_of_its_tenant(self) -> None:

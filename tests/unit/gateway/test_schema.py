@@ -169,6 +169,27 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (schema({"$ref": "http://x/y"}), f"{S}.$ref", "invalid_schema"),
     (schema({"$ref": "#/$defs/none"}), f"{S}.$ref", "invalid_schema"),
     (schema({"required": "a"}), f"{S}.required", "invalid_schema"),
+    (schema({"anyOf": [{}], "$ref": "#/anyOf"}), f"{S}.$ref", "invalid_schema"),
+    (schema({"type": "string", "format": "nonsense"}), f"{S}.format", "invalid_schema"),
+    (schema({"format": "regex"}), f"{S}.format", "invalid_schema"),
+    (schema({"uniqueItems": True}), f"{S}.uniqueItems", "invalid_schema"),
+    (schema({"contains": {}}), f"{S}.contains", "invalid_schema"),
+    (schema({"items": [{}]}), f"{S}.items", "invalid_schema"),
+    (schema({"exclusiveMinimum": True}), f"{S}.exclusiveMinimum", "invalid_schema"),
+    (schema({"multipleOf": 0}), f"{S}.multipleOf", "invalid_schema"),
+    (schema({"minLength": 2, "maxLength": 1}), f"{S}.minLength", "invalid_schema"),
+    (schema({"minimum": 2.5, "maximum": 1}), f"{S}.minimum", "invalid_schema"),
+    (schema({"minProperties": 2, "maxProperties": 1}), f"{S}.minProperties", "invalid_schema"),
+    (schema({"pattern": "a{129}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "[a-z]{2,500}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "a{,5}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "{"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(?s)."}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(?i:a)"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(?-i:a)"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "(?#c)a"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"pattern": "\\N{DIGIT ONE}"}), f"{S}.pattern", "invalid_schema"),
+    (schema({"patternProperties": {"a{200}": {}}}), f"{S}.patternProperties", "invalid_schema"),
     (chat(cache_salt="x"), "cache_salt", "unsupported_parameter"),
     (chat(kv_transfer_params={}), "kv_transfer_params", "unsupported_parameter"),
     (chat(chat_template="{{ x }}"), "chat_template", "unsupported_parameter"),
@@ -295,6 +316,25 @@ class TestAcceptance:
     @pytest.mark.parametrize(("prompt", "kept"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
     def test_takes_one_prompt_in_each_of_its_forms(self, prompt: Any, kept: Any) -> None:
         assert check_request(completion(prompt=prompt), endpoint=Endpoint.COMPLETIONS).prompt == kept
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"type": "string", "pattern": "(?i)a{128}[{]\\{x"},
+            {"type": "string", "format": "date-time"},
+            {"type": "integer", "format": "int32", "minimum": 1, "maximum": 1, "multipleOf": 7},
+            {"uniqueItems": False, "prefixItems": [{}], "items": False},
+        ],
+    )
+    def test_takes_a_schema_that_grammars_are_made_from(self, body: dict[str, Any]) -> None:
+        check_request(schema(body), endpoint=Endpoint.CHAT)
+
+    def test_leaves_what_no_answer_must_follow_to_the_model(self) -> None:
+        parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "format": "x"}}}
+        told = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        assert (
+            check_request(chat(tools=[told]), endpoint=Endpoint.CHAT).tools[0]["function"]["parameters"] == parameters
+        )
 
     @pytest.mark.parametrize("pattern", [r"^a\\1$", r"\\\d+", "[(?=]", r"[\]\1]", "(?:a|b)+", "(?P<n>a)", r"\(?=x"])
     def test_takes_a_pattern_that_only_looks_like_a_look_around(self, pattern: str) -> None:
