@@ -16,6 +16,9 @@ from workers.engines.base import EngineError
 from workers.engines.settings import EngineSettings
 from workers.wiring import build_worker
 
+SWITCH_SECONDS = (
+    0.001  # how long a thread that writes a log may hold Python's lock from the loop: a fifth of the default
+)
 CONFIG_ERROR = 78  # sysexits.h EX_CONFIG: starting again will not help
 
 log = structlog.get_logger(__name__)
@@ -43,6 +46,7 @@ def main() -> int:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    sys.setswitchinterval(SWITCH_SECONDS)
     parser = argparse.ArgumentParser(prog="workers", description="Claims requests of one pool and runs its engine.")
     parser.add_argument("--pool", help="instead of WEIR_POOL")
     options = parser.parse_args()

@@ -9,20 +9,21 @@ import asyncio
 import hashlib
 import os
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import orjson
 import structlog
 
 from contracts.jobs import Ticket
-from stores.objects import Objects, ObjectStoreError
+from stores.objects import ObjectStoreError
+from workers.uploads import BATCH_MAX, Uploader
 
 WAITING_MAX = 256
 RETRY_SECONDS = (1.0, 5.0, 15.0, 60.0)
-CONTENT_TYPE = "application/json"
 
 log = structlog.get_logger(__name__)
 
@@ -53,10 +54,10 @@ def evaluation_document(ticket: Ticket, *, answer: list[dict[str, str]], facts: 
 
 
 class EvaluationLog:
-    """Bounded on disk and in memory. `objects` None: no store is set, nothing is accepted."""
+    """Bounded on disk and in memory. `uploader` None: no store is set, nothing is accepted."""
 
-    def __init__(self, *, objects: Objects | None, spool: Path, spool_bytes_max: int, object_bytes_max: int) -> None:
-        self._objects = objects
+    def __init__(self, *, uploader: Uploader | None, spool: Path, spool_bytes_max: int, object_bytes_max: int) -> None:
+        self._uploader = uploader
         self._spool = spool
         self._spool_bytes_max = spool_bytes_max
         self._object_bytes_max = object_bytes_max
@@ -70,7 +71,7 @@ class EvaluationLog:
     def accept(self, *, size: int) -> bool:
         """Whether an object of `size` bytes will be kept. A yes must be followed by `put` or `forget`."""
         room = self._spool_bytes_max - self._spooled_bytes - self._promised_bytes
-        if self._objects is None or size > min(room, self._object_bytes_max) or self._promised >= WAITING_MAX:
+        if self._uploader is None or size > min(room, self._object_bytes_max) or self._promised >= WAITING_MAX:
             self.dropped += 1
             log.warning("evaluation_log_dropped", size=size, dropped=self.dropped)
             return False
@@ -90,39 +91,45 @@ class EvaluationLog:
 
     async def run(self) -> None:
         """Spool and upload until cancelled."""
-        if self._objects is None:
+        if self._uploader is None:
             return
         self._spool.mkdir(parents=True, exist_ok=True)
         self._spooled_bytes = sum(path.stat().st_size for path in self._spool.glob("*.json"))
-        async with asyncio.TaskGroup() as group:
-            uploads = asyncio.Event()
-            uploads.set()  # what the last life left
-            group.create_task(self._spool_arrivals(uploads))
-            group.create_task(self._upload(uploads))
+        uploads = asyncio.Event()
+        uploads.set()  # what the last life left
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._spool_arrivals(uploads))
+                group.create_task(self._upload(uploads))
+        finally:
+            await self._uploader.close()
 
     async def flush(self) -> None:
         """Put on disk what was accepted (at shutdown)."""
-        while self._waiting:
-            await self._spool_next()
+        if self._waiting:
+            await self._spool_waiting()
 
     async def _spool_arrivals(self, uploads: asyncio.Event) -> None:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._waiting:
-                await self._spool_next()
+            if self._waiting:
+                await self._spool_waiting()
             uploads.set()
 
-    async def _spool_next(self) -> None:
-        key, body = self._waiting.popleft()
+    async def _spool_waiting(self) -> None:
+        arrived = list(self._waiting)
+        self._waiting.clear()
+        written = 0
         try:
-            await asyncio.to_thread(_write_whole, self._spool / quote(key, safe=""), body)
-            self._spooled_bytes += len(body)
-        except OSError as error:
-            self.dropped += 1
-            log.warning("evaluation_spool_failed", error=str(error), dropped=self.dropped)
+            written = await asyncio.to_thread(_write_all, self._spool, arrived)
         finally:
-            self.forget(size=len(body))
+            for number, (_, body) in enumerate(arrived):
+                self.forget(size=len(body))
+                self._spooled_bytes += len(body) if number < written else 0
+        if written < len(arrived):
+            self.dropped += len(arrived) - written
+            log.warning("evaluation_spool_failed", dropped=self.dropped)
 
     async def _upload(self, uploads: asyncio.Event) -> None:
         failures = 0
@@ -140,22 +147,29 @@ class EvaluationLog:
 
     async def _upload_all(self) -> bool:
         """Upload what is spooled, oldest first. False when the store refused and the rest must wait."""
-        assert self._objects is not None
-        for path in sorted(self._spool.glob("*.json"), key=lambda item: item.stat().st_mtime_ns):
+        assert self._uploader is not None
+        paths = sorted(self._spool.glob("*.json"), key=lambda item: item.stat().st_mtime_ns)
+        for first in range(0, len(paths), BATCH_MAX):
+            sizes = {path: path.stat().st_size for path in paths[first : first + BATCH_MAX]}
             try:
-                self._spooled_bytes -= await asyncio.to_thread(_move, path, self._objects)
+                await self._uploader.move(list(sizes))
             except ObjectStoreError as error:
                 log.warning("evaluation_upload_waits", error=str(error), bytes=self._spooled_bytes)
                 return False
+            finally:
+                self._spooled_bytes -= sum(size for path, size in sizes.items() if not path.exists())
         return True
 
 
-def _move(path: Path, objects: Objects) -> int:
-    """From the spool to the store; the bytes that are free again. Raises ObjectStoreError."""
-    body = path.read_bytes()
-    objects.put(key=unquote(path.name), body=body, content_type=CONTENT_TYPE)
-    path.unlink(missing_ok=True)
-    return len(body)
+def _write_all(spool: Path, objects: Sequence[tuple[str, bytes]]) -> int:
+    """How many were written, in order, before the disk refused one."""
+    for number, (key, body) in enumerate(objects):
+        try:
+            _write_whole(spool / quote(key, safe=""), body)
+        except OSError as error:
+            log.warning("evaluation_log_not_written", error=str(error))
+            return number
+    return len(objects)
 
 
 def _write_whole(path: Path, body: bytes) -> None:

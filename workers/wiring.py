@@ -24,6 +24,7 @@ from workers.evaluation import EvaluationLog
 from workers.loop import Worker
 from workers.ports import Ports
 from workers.publish import Publisher
+from workers.uploads import Uploader
 
 
 class _Late:
@@ -68,7 +69,7 @@ def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Cli
             files_max=settings.attempt_log_files,
         ),
         evaluation=EvaluationLog(
-            objects=Objects.open(settings.s3_url) if settings.s3_url else None,
+            uploader=_uploader(settings.s3_url),
             spool=home / "spool" / "evaluation" / settings.worker_name,
             spool_bytes_max=settings.evaluation_spool_bytes,
             object_bytes_max=settings.evaluation_object_bytes,
@@ -77,6 +78,14 @@ def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Cli
     )
     worker = late.worker = Worker(ports=ports, redis=redis, settings=settings, sequences_max=engine.max_num_seqs)
     return worker
+
+
+def _uploader(s3_url: str) -> Uploader | None:
+    """Raises ValueError for a URL that names no bucket."""
+    if not s3_url:
+        return None
+    Objects.open(s3_url)
+    return Uploader(s3_url=s3_url)
 
 
 def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, late: _Late) -> EngineHost:

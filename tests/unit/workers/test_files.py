@@ -19,6 +19,7 @@ from workers.engines.base import EngineFacts
 from workers.engines.simulated.toy import write_toy_model
 from workers.evaluation import EvaluationLog, evaluation_document, evaluation_key
 from workers.registration import ModelFilesError, read_card
+from workers.uploads import Uploader
 
 RECORD = make_record(
     TICKET,
@@ -121,8 +122,8 @@ class TestEvaluationLog:
         assert (document["answer"], document["outcome"]) == ([{"content": "a"}], "ok")
 
     def test_accepts_no_more_than_its_bounds(self, tmp_path):
-        objects = Objects.open("http://a:b@127.0.0.1:1/bucket")
-        log = EvaluationLog(objects=objects, spool=tmp_path, spool_bytes_max=100, object_bytes_max=60)
+        uploader = Uploader(s3_url="http://a:b@127.0.0.1:1/bucket")
+        log = EvaluationLog(uploader=uploader, spool=tmp_path, spool_bytes_max=100, object_bytes_max=60)
         assert log.accept(size=60)
         assert not log.accept(size=61)
         assert not log.accept(size=41)
@@ -131,7 +132,7 @@ class TestEvaluationLog:
         assert log.dropped == 2
 
     def test_accepts_nothing_without_a_store(self, tmp_path):
-        log = EvaluationLog(objects=None, spool=tmp_path, spool_bytes_max=100, object_bytes_max=60)
+        log = EvaluationLog(uploader=None, spool=tmp_path, spool_bytes_max=100, object_bytes_max=60)
         assert not log.accept(size=1)
 
 
