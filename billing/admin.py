@@ -17,7 +17,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminSplitDateTimeWidget
 
-from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction, PriceVersion, UsagePosting
+from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction, PriceList, PriceVersion, UsagePosting
 from billing.rating.prices import PriceError
 from billing.services import PriceChangeRefused, approve_price, supersede_price
 
@@ -37,15 +37,69 @@ class SupersedeForm(forms.Form):
     )
 
 
+class ListedPrices(TabularInline):  # type: ignore[misc]
+    """The prices of a list, those that are over too. They are added and superseded on their own page."""
+
+    model = PriceVersion
+    fields = readonly_fields = ["model", "meter", "per_million", "currency", "valid_from", "valid_to"]
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+
+@admin.register(PriceList)
+class PriceListAdmin(ModelAdmin):  # type: ignore[misc]
+    list_display = ["name", "description", "plan_names", "price_count"]
+    search_fields = ["name"]
+    fields = ["name", "description"]
+    inlines = [ListedPrices]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PriceList]:
+        found: QuerySet[PriceList] = super().get_queryset(request).prefetch_related("plans")
+        now = timezone.now()
+        in_force = models.Q(prices__valid_from__lte=now) & (
+            models.Q(prices__valid_to=None) | models.Q(prices__valid_to__gt=now)
+        )
+        return found.annotate(prices_now=models.Count("prices", filter=in_force))
+
+    @admin.display(description="plans")
+    def plan_names(self, price_list: Any) -> str:
+        return ", ".join(plan.name for plan in price_list.plans.all()) or "none"
+
+    @admin.display(description="prices in force", ordering="prices_now")
+    def price_count(self, price_list: Any) -> int:
+        return int(price_list.prices_now)
+
+
 @admin.register(PriceVersion)
 class PriceVersionAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
-    list_display = ["model", "meter", "per_million", "currency", "tenant", "valid_from", "valid_to", "approved_by"]
-    list_filter = ["meter", "currency", "model"]
-    list_select_related = ["tenant"]
-    search_fields = ["model", "tenant__name"]
-    fields = ["tenant", "model", "meter", "per_million", "currency", "valid_from", "valid_to"]
+    list_display = [
+        "model",
+        "meter",
+        "per_million",
+        "currency",
+        "whose",
+        "valid_from",
+        "valid_to",
+        "approved_by",
+    ]
+    list_filter = ["price_list", "meter", "currency", "model"]
+    list_select_related = ["tenant", "price_list"]
+    search_fields = ["model", "tenant__name", "price_list__name"]
+    fields = ["tenant", "price_list", "model", "meter", "per_million", "currency", "valid_from", "valid_to"]
     autocomplete_fields: list[str] = []
     actions_detail = ["supersede", "approve"]
+
+    @admin.display(description="for", ordering="tenant__name")
+    def whose(self, price: PriceVersion) -> str:
+        if price.tenant is not None:
+            return str(price.tenant)
+        return f"list {price.price_list}" if price.price_list is not None else "everybody else"
 
     def has_change_permission(self, request: HttpRequest, obj: PriceVersion | None = None) -> bool:
         return False

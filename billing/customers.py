@@ -2,15 +2,24 @@
 
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
 
 
-def tenant_currency(*, tenant_id: str) -> str | None:
-    """The currency that a tenant pays in; None for an unknown tenant."""
-    found = _tenants().filter(pk=tenant_id).values_list("currency", flat=True).first()
-    return None if found is None else str(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payer:
+    """What decides a tenant's prices beside its own: its currency, and the price list of its plan, if any."""
+
+    currency: str
+    price_list_id: uuid.UUID | None
+
+
+def find_payer(*, tenant_id: str) -> Payer | None:
+    """None for an unknown tenant."""
+    found = _tenants().filter(pk=tenant_id).values_list("currency", "plan__price_list_id").first()
+    return None if found is None else Payer(currency=str(found[0]), price_list_id=found[1])
 
 
 def known_tenants(ids: Iterable[uuid.UUID]) -> set[uuid.UUID]:

@@ -38,20 +38,37 @@ class Period(Func):
     output_field = DateTimeRangeField()
 
 
-def _no_overlap(*, name: str, tenants: Q, columns: tuple[str, ...]) -> ExclusionConstraint:
+def _no_overlap(*, name: str, whose: Q, columns: tuple[str, ...]) -> ExclusionConstraint:
     """Periods [valid_from, valid_to) of equal columns do not touch (btree_gist)."""
     equal = [(column, RangeOperators.EQUAL) for column in columns]
     period = (Period("valid_from", "valid_to", RangeBoundary()), RangeOperators.OVERLAPS)
     return ExclusionConstraint(
         name=name,
         expressions=[*equal, period],
-        condition=tenants,
+        condition=whose,
         violation_error_message="Another price holds for a part of this time; supersede it instead.",
     )
 
 
+class PriceList(models.Model):
+    """Prices under one name, for the tenants of the plans that have this list. A meter that it does not price costs
+    what everybody pays.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    name = models.CharField(max_length=100, unique=True)
+    description = models.CharField(max_length=500, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class PriceVersion(models.Model):
-    """What one meter of one model costs in [valid_from, valid_to), for one tenant or for all."""
+    """What one meter of one model costs in [valid_from, valid_to): for one tenant, for a price list, or for all."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     tenant = models.ForeignKey(
@@ -60,7 +77,15 @@ class PriceVersion(models.Model):
         null=True,
         blank=True,
         related_name="prices",
-        help_text="Empty = every tenant without a price of its own.",
+        help_text="For this tenant alone; it stands before its plan's list and before what everybody pays.",
+    )
+    price_list = models.ForeignKey(
+        PriceList,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="prices",
+        help_text="For the tenants of the plans with this list. Neither tenant nor list = what everybody else pays.",
     )
     model = models.CharField(max_length=200, help_text="Public model id, as in GET /v1/models.")
     meter = models.CharField(max_length=10, choices=PriceMeter)
@@ -87,11 +112,25 @@ class PriceVersion(models.Model):
             models.CheckConstraint(
                 name="price_two_people", condition=Q(approved_by="") | ~Q(approved_by=F("created_by"))
             ),
-            _no_overlap(name="price_once_for_all", tenants=Q(tenant=None), columns=("model", "meter", "currency")),
+            models.CheckConstraint(
+                name="price_has_one_owner",
+                condition=Q(tenant=None) | Q(price_list=None),
+                violation_error_message="A price is a tenant's or a list's, not both.",
+            ),
+            _no_overlap(
+                name="price_once_for_all",
+                whose=Q(tenant=None, price_list=None),
+                columns=("model", "meter", "currency"),
+            ),
             _no_overlap(
                 name="price_once_per_tenant",
-                tenants=Q(tenant__isnull=False),
+                whose=Q(tenant__isnull=False),
                 columns=("tenant", "model", "meter", "currency"),
+            ),
+            _no_overlap(
+                name="price_once_per_list",
+                whose=Q(price_list__isnull=False),
+                columns=("price_list", "model", "meter", "currency"),
             ),
         ]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
+from uuid import UUID
 
 from django.conf import settings
 from django.db.models import Q, Sum
@@ -15,7 +16,7 @@ from django.db.models import Q, Sum
 from billing.clickhouse.reports import read_latency, read_page, read_recent, read_report, read_request
 from billing.clickhouse.shapes import LatencyPercentiles, LedgerTotals, ReportLine, RequestRow, UsagePage
 from billing.clickhouse.usage import plan_page
-from billing.customers import tenant_currency
+from billing.customers import find_payer
 from billing.models import AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
 from contracts.money import PriceCard, nano_from_decimal
@@ -30,24 +31,23 @@ def usage_reader() -> Reader:
 
 
 def price_card(*, tenant_id: str, model: str, at_ms: int, currency: str | None = None) -> PriceCard | None:
-    """The prices in force at `at_ms` for this tenant and model: the tenant's own before the general ones, per meter.
+    """The prices in force at `at_ms` for this tenant and model, meter by meter: the tenant's own price, else its plan's
+    list's, else what everybody pays.
 
     `currency` None = the tenant's. None when one of the three meters has no price: such a model is refused, never
     served free.
     """
-    payer_currency = currency or tenant_currency(tenant_id=tenant_id)
-    at = _instant(at_ms)
+    payer = find_payer(tenant_id=tenant_id)
+    at, price_list_id = _instant(at_ms), payer.price_list_id if payer else None
     found = PriceVersion.objects.filter(
-        Q(tenant_id=tenant_id) | Q(tenant=None),
+        Q(tenant_id=tenant_id) | Q(tenant=None, price_list=None) | _of_list(price_list_id),
         Q(valid_to=None) | Q(valid_to__gt=at),
         model=model,
         valid_from__lte=at,
-        currency=payer_currency,
+        currency=currency or (payer.currency if payer else None),
     )
-    chosen: dict[str, PriceVersion] = {}
-    for price in found:
-        if price.tenant_id is not None or price.meter not in chosen:
-            chosen[price.meter] = price
+    # The most general first, so that the more special overwrite them.
+    chosen = {price.meter: price for price in sorted(found, key=_rank)}
     if len(chosen) < len(Meter):
         return None
     return build_card(
@@ -58,6 +58,14 @@ def price_card(*, tenant_id: str, model: str, at_ms: int, currency: str | None =
             for meter, price in chosen.items()
         )
     )
+
+
+def _of_list(price_list_id: UUID | None) -> Q:
+    return Q(pk__in=()) if price_list_id is None else Q(price_list_id=price_list_id)
+
+
+def _rank(price: PriceVersion) -> int:
+    return 2 if price.tenant_id is not None else int(price.price_list_id is not None)
 
 
 def usage_buckets(

@@ -4,6 +4,7 @@ Invariants: a price in force is ended and followed by a new version, never chang
 so what was priced stays explained by the version whose id it carries.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
@@ -26,20 +27,23 @@ def publish_prices(
     at: datetime,
     actor: str,
     tenant_id: str | None = None,
+    price_list_id: str | None = None,
 ) -> list[PriceVersion]:
     """Make `prices` (currency units per million tokens) hold from `at` on; the versions in force then.
+
+    For one tenant, for a price list, or, where neither is named, for everybody else.
 
     A price that already holds is kept, so a repeat changes nothing. Raises PriceError for a price that cannot be
     charged exactly.
     """
     for per_million in prices.values():
         nano_per_token(per_million)
+    owner = _Owner(tenant_id=tenant_id, price_list_id=price_list_id)
     with transaction.atomic():
         return [
-            _publish(model=model, meter=meter, per_million=per_million, currency=currency, at=at, actor=actor,
-                     tenant_id=tenant_id)
+            _publish(owner, model=model, meter=meter, per_million=per_million, currency=currency, at=at, actor=actor)
             for meter, per_million in prices.items()
-        ]  # fmt: skip
+        ]
 
 
 def supersede_price(
@@ -70,11 +74,21 @@ def approve_price(*, price_id: str, actor: str) -> PriceVersion:
         return price
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
+    """Whose price: a tenant's, a list's, or everybody's."""
+
+    tenant_id: str | None
+    price_list_id: str | None
+
+
 def _publish(
-    *, model: str, meter: Meter, per_million: Decimal, currency: str, at: datetime, actor: str, tenant_id: str | None
+    owner: _Owner, *, model: str, meter: Meter, per_million: Decimal, currency: str, at: datetime, actor: str
 ) -> PriceVersion:
-    whose = Q(tenant=None) if tenant_id is None else Q(tenant_id=tenant_id)
-    scope = PriceVersion.objects.select_for_update().filter(whose, model=model, meter=meter.value, currency=currency)
+    named = {"model": model, "meter": meter.value, "currency": currency}
+    scope = PriceVersion.objects.select_for_update().filter(
+        Q(tenant=owner.tenant_id), Q(price_list=owner.price_list_id), **named
+    )
     current = scope.filter(Q(valid_to=None) | Q(valid_to__gt=at), valid_from__lte=at).first()
     if current is not None:
         if current.per_million == per_million:
@@ -82,14 +96,13 @@ def _publish(
         return _follow(current, per_million=per_million, valid_from=at, actor=actor)
     later = scope.filter(valid_from__gt=at).order_by("valid_from").first()
     return PriceVersion.objects.create(
-        tenant_id=tenant_id,
-        model=model,
-        meter=meter.value,
+        tenant_id=owner.tenant_id,
+        price_list_id=owner.price_list_id,
         per_million=per_million,
-        currency=currency,
         valid_from=at,
         valid_to=later.valid_from if later else None,
         created_by=actor,
+        **named,
     )
 
 
@@ -99,6 +112,7 @@ def _follow(old: PriceVersion, *, per_million: Decimal, valid_from: datetime, ac
     old.save(update_fields=["valid_to"])
     return PriceVersion.objects.create(
         tenant_id=old.tenant_id,
+        price_list_id=old.price_list_id,
         model=old.model,
         meter=old.meter,
         per_million=per_million,

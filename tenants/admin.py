@@ -117,7 +117,8 @@ def _caps_by_model(formset: BaseModelFormSet[Any, Any], rows: list[Any]) -> dict
 
 @admin.register(Plan)
 class PlanAdmin(_OwnerAdmin):
-    list_display = ["name", "weight_milli", "queued_max", "max_tokens_default", "tenant_count"]
+    list_display = ["name", "weight_milli", "queued_max", "max_tokens_default", "price_list", "tenant_count"]
+    list_select_related = ["price_list"]
     inlines = [LimitInline]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Plan]:

@@ -67,7 +67,7 @@ class Dated(models.Model):
 
 
 class Plan(Dated):
-    """What a tenant gets unless it says otherwise: its share of a pool and its defaults."""
+    """What a tenant gets unless it says otherwise: its share of a pool, its defaults, its limits and its prices."""
 
     name = models.CharField(max_length=100, unique=True)
     weight_milli = models.PositiveIntegerField(
@@ -79,6 +79,14 @@ class Plan(Dated):
     )
     max_tokens_cap = models.PositiveIntegerField(
         null=True, blank=True, help_text="Most output tokens that one request may ask for; empty = the model's own end."
+    )
+    price_list = models.ForeignKey(
+        "billing.PriceList",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="plans",
+        help_text="What its tenants pay where they have no price of their own; empty = what everybody pays.",
     )
 
     class Meta:

@@ -14,11 +14,12 @@ from billing.models import PriceVersion
 from safety.models import PolicyVersion
 from tenants import events
 from tenants.actors import Actor
+from tenants.services import raise_epochs_under_policy
 
 
 @receiver(post_save, sender=PolicyVersion, dispatch_uid="announce-policy")
 def tell_of_policy(instance: PolicyVersion, created: bool, raw: bool, **kwargs: Any) -> None:  # noqa: FBT001 - Django's
-    """A version of a policy is in force; versions never change."""
+    """A version of a policy is in force: no context that was read before outlives it. Versions never change."""
     if raw or not created:
         return
     after = {"name": instance.policy.name, "version": instance.version, "rules": len(instance.document["rules"])}
@@ -30,6 +31,7 @@ def tell_of_policy(instance: PolicyVersion, created: bool, raw: bool, **kwargs: 
             actor=_actor(instance.published_by),
             after=after,
         )
+        raise_epochs_under_policy(instance.policy_id)
 
 
 @receiver(post_save, sender=PriceVersion, dispatch_uid="announce-price")
@@ -45,6 +47,7 @@ def tell_of_price(instance: PriceVersion, created: bool, raw: bool, **kwargs: An
             subject=f"price:{instance.pk}",
             actor=_actor(instance.created_by if created else instance.approved_by),
             after={
+                "price_list": instance.price_list.name if instance.price_list else None,
                 "model": instance.model,
                 "meter": str(instance.meter),
                 "per_million": str(instance.per_million),

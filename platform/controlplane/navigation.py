@@ -38,6 +38,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
         _group(
             "Money",
             ("Prices", "sell", "admin:billing_priceversion_changelist"),
+            ("Price lists", "list", "admin:billing_pricelist_changelist"),
             ("Ledger", "account_balance", "admin:billing_ledgertransaction_changelist"),
         ),
         _group(

@@ -72,7 +72,7 @@ def gateway_services() -> GatewayServices:
         mailbox=_mailbox(env, gateway_id),
         limits=Limits(redis),
         queue_of=cache(lambda pool: FairQueue(redis, pool=pool, bounds=QueueBounds())),
-        resolver=Resolver(_load_context, clock=clock, peppers=peppers()),
+        resolver=Resolver(partial(_load_context, prices), clock=clock, peppers=peppers()),
         epochs=DatabaseEpochs(),
         catalogue=catalogue,
         prices=prices,
@@ -122,8 +122,11 @@ async def _read_offered() -> dict[str, str]:
     )
 
 
-async def _load_context(digests: Sequence[str]) -> TenantContext | None:
-    return await from_database(load_key, digests)
+async def _load_context(prices: "PriceCache", digests: Sequence[str]) -> TenantContext | None:
+    context = await from_database(load_key, digests)
+    if context is not None:
+        prices.saw(tenant_id=context.tenant_id, epoch=context.tenant_epoch)
+    return context
 
 
 class DatabaseEpochs:
@@ -136,13 +139,24 @@ class DatabaseEpochs:
 
 @dataclass(slots=True)
 class PriceCache:
-    """`gateway.services.Prices`: known pairs are read again every thirty seconds, off every request's way."""
+    """`gateway.services.Prices`: known pairs are read again every thirty seconds, off every request's way.
+
+    A tenant's cards are of one epoch: a plan that changed, or another plan, is another epoch and read anew.
+    """
 
     clock: Clock
-    _cards: dict[tuple[str, str], PriceCard | None] = field(default_factory=dict)
+    _cards: dict[tuple[str, str, int], PriceCard | None] = field(default_factory=dict)
+    _epochs: dict[str, int] = field(default_factory=dict)
+
+    def saw(self, *, tenant_id: str, epoch: int) -> None:
+        """A context of this epoch was read; later ones stand."""
+        if epoch > self._epochs.get(tenant_id, 0):
+            if len(self._epochs) >= PRICE_ENTRIES_MAX:
+                self._epochs.pop(next(iter(self._epochs)))
+            self._epochs[tenant_id] = epoch
 
     async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
-        key = (tenant_id, model)
+        key = (tenant_id, model, self._epochs.get(tenant_id, 0))
         if self._cards.get(key) is None:  # unknown, or without a price when last seen: one may be there by now
             if len(self._cards) >= PRICE_ENTRIES_MAX:
                 self._cards.pop(next(iter(self._cards)))
@@ -154,8 +168,11 @@ class PriceCache:
         while True:
             await asyncio.sleep(PRICE_FRESH_SECONDS)
             try:
-                for tenant_id, model in list(self._cards):
-                    self._cards[tenant_id, model] = await self._read(tenant_id, model)
+                for tenant_id, model, epoch in list(self._cards):
+                    if epoch != self._epochs.get(tenant_id, 0):
+                        self._cards.pop((tenant_id, model, epoch), None)
+                    else:
+                        self._cards[tenant_id, model, epoch] = await self._read(tenant_id, model)
             except Unavailable:
                 log.warning("prices not refreshed, the last ones stand")
 

@@ -113,7 +113,7 @@ class SignedIn(SessionAuthentication):
 
 
 class MayDo(BasePermission):
-    """Members and keys by their role; staff by their Django permissions on tenants."""
+    """Members and keys by their role; staff by their Django permissions on what the route shows, as in the console."""
 
     message = "This needs an operator's session, a member's role, or a key with the scope `manage`."
 
@@ -125,8 +125,13 @@ class MayDo(BasePermission):
             needs: dict[str, Action] = getattr(view, "needs", {})
             action = getattr(view, "action", None)
             return action is None or may(caller.role, needs.get(str(action), Action.OPERATE))
-        wanted = "tenants.view_tenant" if request.method in _READS else "tenants.change_tenant"
-        return bool(cast("Any", caller.user).has_perm(wanted))
+        return bool(cast("Any", caller.user).has_perm(_permission(request, view)))
+
+
+def _permission(request: Request, view: APIView) -> str:
+    """Of Django's own: to look at what the route shows, or to change it."""
+    shown = cast("Any", view).queryset.model._meta  # noqa: SLF001 - Django's own API
+    return f"{shown.app_label}.{'view' if request.method in _READS else 'change'}_{shown.model_name}"
 
 
 def _find(bearer: str) -> ApiKey | None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+from django.apps import apps
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -130,6 +131,67 @@ class PlanName(serializers.SlugRelatedField[Plan]):
         if not isinstance(data, str) or "\x00" in data:
             raise serializers.ValidationError("Not a valid string.")
         return super().to_internal_value(data)
+
+
+class PriceListName(serializers.SlugRelatedField[Any]):
+    """A price list by its name; the room of prices is beside this one, so its model is found by its label."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="name", queryset=apps.get_model("billing", "PriceList").objects.all(), **kwargs)
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str) or "\x00" in data:
+            raise serializers.ValidationError("Not a valid string.")
+        return super().to_internal_value(data)
+
+
+class PlanLimitOut(serializers.ModelSerializer[LimitSetting]):
+    class Meta:
+        model = LimitSetting
+        fields = ["metric", "model", "cap", "alerts"]
+        read_only_fields = fields
+
+
+class PlanOut(serializers.ModelSerializer[Plan]):
+    price_list = serializers.CharField(source="price_list.name", default=None, allow_null=True)
+    limits = PlanLimitOut(many=True, help_text="What each of its tenants may use in all, where it has no own limit.")
+
+    class Meta:
+        model = Plan
+        fields = [
+            "id",
+            "name",
+            "weight_milli",
+            "queued_max",
+            "max_tokens_default",
+            "max_tokens_cap",
+            "price_list",
+            "limits",
+            "created_at",
+            "updated_at",
+        ]
+        read_only_fields = fields
+
+
+class _PlanFields(Strict):
+    name = Text(max_length=100)
+    weight_milli = Whole(min_value=1, max_value=INTEGER_MAX, help_text="Share of a busy pool in thousandths.")
+    queued_max = Whole(min_value=0, max_value=INTEGER_MAX)
+    max_tokens_default = Whole(min_value=1, max_value=INTEGER_MAX)
+    max_tokens_cap = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True, help_text="null = the model's own end.")
+    price_list = PriceListName(allow_null=True, help_text="By its name; null = what everybody pays.")
+
+
+class PlanIn(_PlanFields):
+    weight_milli = Whole(min_value=1, max_value=INTEGER_MAX, default=1000)
+    queued_max = Whole(min_value=0, max_value=INTEGER_MAX, default=1000)
+    max_tokens_default = Whole(min_value=1, max_value=INTEGER_MAX, default=512)
+    max_tokens_cap = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True, default=None)
+    price_list = PriceListName(allow_null=True, default=None)
+
+
+class PlanPatch(_PlanFields):
+    """Every field may be left out; a change is in force for its tenants at once."""
 
 
 class _TenantFields(Strict):
@@ -294,13 +356,21 @@ class _Owned(Strict):
     model = Text(max_length=100, required=False, default="", allow_blank=True, help_text="Empty = all models together.")
 
 
-class LimitsIn(_Owned):
+class _Caps(Strict):
     limits = serializers.ListField(child=CapIn(), min_length=1, max_length=50)
 
     def validate_limits(self, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len({item["metric"] for item in value}) != len(value):
             raise serializers.ValidationError("A metric may be named once.")
         return value
+
+
+class LimitsIn(_Caps, _Owned):
+    """Limits of one owner."""
+
+
+class PlanLimitsIn(_Caps):
+    model = Text(max_length=100, required=False, default="", allow_blank=True, help_text="Empty = all models together.")
 
 
 class BudgetOut(serializers.ModelSerializer[LimitSetting]):

@@ -19,7 +19,7 @@ from tenants.services.limits import check_cap, set_limits
 from tenants.services.members import add_member, change_member, remove_member
 from tenants.services.plans import change_plan, create_plan
 from tenants.services.projects import create_project, delete_project, rename_project
-from tenants.services.pushing import push_now
+from tenants.services.pushing import push_now, raise_epochs_under_policy
 from tenants.services.tenants import (
     change_tenant,
     check_timezone,
@@ -47,6 +47,7 @@ __all__ = [
     "load_key",
     "pepper",
     "push_now",
+    "raise_epochs_under_policy",
     "record_last_used",
     "remove_member",
     "rename_project",

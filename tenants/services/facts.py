@@ -49,6 +49,18 @@ def tenant_facts(row: Tenant) -> dict[str, Any]:
     }
 
 
+def plan_facts(row: Plan) -> dict[str, Any]:
+    """What the audit trail keeps of a plan; its limits have events of their own."""
+    return {
+        "name": row.name,
+        "weight_milli": row.weight_milli,
+        "queued_max": row.queued_max,
+        "max_tokens_default": row.max_tokens_default,
+        "max_tokens_cap": row.max_tokens_cap,
+        "price_list": str(row.price_list_id) if row.price_list_id else None,
+    }
+
+
 def key_facts(row: ApiKey) -> dict[str, Any]:
     """What the audit trail keeps of a key. Never a digest or its text."""
     return {

@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone as clock
 
 from tenants import epochs, selectors
-from tenants.models import ApiKey, Tenant
+from tenants.models import ApiKey, Tenant, TenantState
 
 
 def push_now(*, tenant_id: uuid.UUID, key_ids: Sequence[uuid.UUID] = (), revoked: bool = False) -> bool:
@@ -41,6 +41,12 @@ def raise_tenant_epoch(tenant: Tenant) -> None:
     Tenant.objects.filter(id=tenant.id).update(epoch=F("epoch") + 1, epoch_changed_at=clock.now())
     tenant.refresh_from_db(fields=["epoch", "epoch_changed_at"])
     push_on_commit(tenant.id)
+
+
+def raise_epochs_under_policy(policy_id: uuid.UUID) -> None:
+    """What a policy says now holds for its tenants from their next request on."""
+    for tenant in Tenant.objects.filter(policy_id=policy_id).exclude(state=TenantState.CLOSED).order_by("id"):
+        raise_tenant_epoch(tenant)
 
 
 def raise_key_epoch(key: ApiKey, *, ends: bool = False, **changes: Any) -> None:

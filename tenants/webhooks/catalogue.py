@@ -32,8 +32,9 @@ _TENANT = (
     "cut_to_affordable",
     "queued_max",
 )
+_PLAN = ("name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list")
 _KEY = ("name", "last4", "project", "scopes", "allowed_models", "allowed_networks", "expires_at")
-_PRICE = ("model", "meter", "per_million", "currency", "valid_from", "valid_to")
+_PRICE = ("price_list", "model", "meter", "per_million", "currency", "valid_from", "valid_to")
 _BUDGET = ("metric", "model", "window", "threshold_percent", "cap", "used")
 _HOOK = ("origin", "events", "enabled")
 
@@ -80,9 +81,9 @@ EVENTS: dict[str, Known] = {
     ),
     "operator.signed_in": Known("An operator signed in.", "user:<name>", sent=False),
     "plan.changed": Known(
-        "Fields of a plan were changed.", "plan:<id>", before=("<field>",), after=("<field>",), sent=False
+        "Fields of a plan were changed, its price list too.", "plan:<id>", before=_PLAN, after=_PLAN, sent=False
     ),
-    "plan.created": Known("A plan was made.", "plan:<id>", after=("name",), sent=False),
+    "plan.created": Known("A plan was made.", "plan:<id>", after=_PLAN, sent=False),
     "policy.published": Known(
         "A version of a guardrail policy is in force. How many rules, never their text.",
         "policy:<id>",

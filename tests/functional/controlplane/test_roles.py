@@ -32,6 +32,7 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
     "safety.policy": ({"operator", "support"}, {"operator"}),
     "safety.policyversion": ({"operator", "support"}, set()),
     "billing.priceversion": ({"operator", "finance"}, {"operator"}),
+    "billing.pricelist": ({"operator", "finance"}, {"operator"}),
     "billing.ledgeraccount": ({"operator", "finance"}, set()),
     "billing.ledgertransaction": ({"operator", "finance"}, set()),
     "billing.usageposting": ({"operator", "finance"}, set()),

@@ -15,7 +15,7 @@ from redis import Redis
 
 from tenants import events, services
 from tenants.api.routes import Route
-from tenants.models import ApiKey, AuditEntry, LimitSetting, Member, OutboxEvent, Project, Role, Tenant
+from tenants.models import ApiKey, AuditEntry, LimitSetting, Member, OutboxEvent, Plan, Project, Role, Tenant
 from tenants.roles import may
 from tenants.webhooks import services as webhook_services
 from tenants.webhooks.models import Delivery, Endpoint, Event
@@ -67,7 +67,7 @@ MANY = [place for place in PLACES if "<uuid:pk>" not in place.path and "list" in
 
 
 def rows_of(model: type[Model], tenant: Tenant) -> list[Model]:
-    name = "id" if model is Tenant else "tenant_id"
+    name = {Tenant: "id", Plan: "tenants"}.get(model, "tenant_id")
     found = list(model._default_manager.filter(Q(**{name: tenant.id})))
     assert found, f"give {tenant.name} a {model.__name__} in `estate`: a route shows it"
     return found
@@ -86,7 +86,10 @@ def furnish(who: Customer) -> None:
 
 @pytest.fixture
 def estate(acme: Customer, mallory: Customer, wired: Redis) -> tuple[Customer, Customer]:
-    """Acme asks, Mallory owns."""
+    """Acme asks, Mallory owns; each has a plan of its own."""
+    theirs = services.create_plan(name="theirs")
+    services.set_limits(plan=theirs, caps={"requests_per_minute": 7})
+    services.change_tenant(tenant=mallory.tenant, changes={"plan": theirs})
     for who in (acme, mallory):
         furnish(who)
     return acme, mallory
@@ -106,6 +109,7 @@ class TestTable:
     def test_holds_every_room_of_the_api(self) -> None:
         assert {place.path.split("/")[0] for place in PLACES} >= {
             "tenants",
+            "plans",
             "projects",
             "keys",
             "members",
