@@ -50,6 +50,7 @@ class Exchange:
         self.address = client_address(scope, trusted=settings.trusted_proxies)
         self.caller: TenantContext | None = None  # this and `rates` are set once the caller is known
         self.rates: Callable[[], Awaitable[Headers]] | None = None
+        self._unread: Callable[[], int] = scope.get("state", {}).get("unread", lambda: 0)
         self._query: bytes = scope.get("query_string", b"")
         self._send = send
         self._clock = clock
@@ -116,12 +117,22 @@ class Exchange:
         await self._start(200, list(headers))
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Raises SlowReader when the client does not take it in time."""
-        try:
-            async with asyncio.timeout(self._settings.send_stall_seconds):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError as error:
-            raise SlowReader("the client does not read its answer") from error
+        """Waits while the client takes what was sent before, however slowly. Raises SlowReader once it takes nothing.
+
+        A server waits before it writes, so that a send which was given up in time has written nothing.
+        """
+        unread = self._unread()
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.send_stall_seconds):
+                    await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            except TimeoutError as error:
+                left = self._unread()
+                if left >= unread:
+                    raise SlowReader("the client does not read its answer") from error
+                unread = left
+            else:
+                return
 
     async def _start(self, status: int, headers: Headers) -> None:
         elapsed_ms = int((self._clock.monotonic() - self._begun) * 1000)

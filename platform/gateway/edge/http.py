@@ -6,9 +6,12 @@ what is no HTTP/1.1 is answered by OpenAI's error object, never inside another r
 """
 
 import asyncio
+import fcntl
 import re
 import resource
 import socket
+import sys
+import termios
 from typing import Any, cast
 
 import httptools
@@ -131,6 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting = 0
         self._in_body = True
         super().on_headers_complete()
+        self.scope["state"]["unread"] = self._unread
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             _end_by_close(self.cycle)
 
@@ -173,6 +177,14 @@ class HttpProtocol(HttpToolsProtocol):
         elif version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
             return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", param="Transfer-Encoding", code="invalid_http")
         return None
+
+    def _unread(self) -> int:
+        """Bytes that were written and that the peer has not acknowledged: those here and those in the kernel."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None or self.transport.is_closing():
+            return 0
+        waiting = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return waiting + self.transport.get_write_buffer_size()
 
     def _runs(self) -> bool:
         """Whether a request of this connection is not answered yet."""

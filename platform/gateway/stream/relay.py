@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from contracts.errors import Revoked, SlowReader, WorkerLost
+from contracts.errors import Revoked, WorkerLost
 from fairqueue.messages import Ended, Final, LogSlice, Released
 from fairqueue.queue import FairQueue
 from gateway.stream.mailbox import Entry, Inbox, Signal
 
 LOG_PAGE_FRAMES = 512
+SLOW_PAGE_FRAMES = 64  # of a reader that is behind: what it has not read stays in the log
+SLOW_LOOK_SECONDS = 0.5
 COMPARED_FRAMES = 16
 LOOK_BEATS = 3
 LOG_READ_SECONDS = 6.0
@@ -52,6 +54,7 @@ class Relay:
         self._last: deque[bytes] = deque(maxlen=COMPARED_FRAMES)
         self._epochs: set[str] = set()
         self._behind = False
+        self._slow = False  # its inbox overflowed: from there on it reads the log alone
         self._silent = 0
         self.epoch = ""
         self.final: Final | None = None
@@ -59,10 +62,12 @@ class Relay:
     async def batches(self, *, beat_seconds: float, from_log: bool) -> AsyncIterator[Batch | None]:
         """Batches until the request's end, then `final` is set. None = nothing came for `beat_seconds`.
 
-        `from_log` reads what the log holds first (a resume or a repeated request). Raises StreamDiverged, SlowReader,
-        ClientLost, WorkerLost, Revoked.
+        `from_log` reads what the log holds first (a resume or a repeated request). A reader that is slower than its
+        answer loses nothing: the log is its buffer, and is read no faster than batches are taken. Raises
+        StreamDiverged, ClientLost, WorkerLost, Revoked.
         """
         self._behind = from_log
+        silent_seconds = 0.0
         while True:
             if self._behind:
                 self._behind = False
@@ -70,22 +75,27 @@ class Relay:
                     yield batch
             if self.final is not None:
                 return
-            entry = await self._inbox.get(seconds=beat_seconds)
+            patience = min(beat_seconds, SLOW_LOOK_SECONDS) if self._slow else beat_seconds
+            sent = self._sent
+            entry = await self._inbox.get(seconds=patience)
             fresh = self._take(entry)
-            if fresh is not None or entry is None:
+            silent_seconds = 0.0 if self._sent > sent else silent_seconds + patience
+            if fresh is not None or (entry is None and silent_seconds >= beat_seconds):
+                silent_seconds = 0.0
                 yield fresh
 
     def _take(self, entry: Entry | None) -> Batch | None:
         """What an entry adds. What it cannot tell leaves `_behind` set: then the log is read."""
         self._silent = self._silent + 1 if entry is None else 0
         if entry is None:
-            self._behind = self._silent % LOOK_BEATS == 0  # a message may be lost without a trace: look, seldom
+            # A message may be lost without a trace: look, seldom. A slow reader has nothing but the log.
+            self._behind = self._slow or self._silent % LOOK_BEATS == 0
         elif entry is Signal.GONE:
             raise ClientLost
         elif entry is Signal.REVOKED:
             raise Revoked("this API key was revoked, or its organization suspended, while the request ran")
         elif entry is Signal.OVERFLOW:
-            raise SlowReader("the client reads more slowly than the answer is made")
+            self._slow = self._behind = True
         elif isinstance(entry, Released) and self._continues(entry):
             self._epochs.add(entry.epoch)
             frames = entry.frames[self._sent + 1 - entry.first_seq :]
@@ -112,26 +122,25 @@ class Relay:
     async def _catch_up(self) -> AsyncIterator[Batch]:
         """Reads the log from where we are to its end; the frames just sent are read again and compared."""
         while True:
-            piece = await self._read(after_seq=self._sent - len(self._last))
+            limit = len(self._last) + SLOW_PAGE_FRAMES if self._slow else LOG_PAGE_FRAMES
+            piece = await self._read(after_seq=self._sent - len(self._last), limit=limit)
             sent_again, fresh = piece.frames[: len(self._last)], piece.frames[len(self._last) :]
             if sent_again != list(self._last):
                 raise StreamDiverged("output was lost in a failover; the log does not continue the answer")
             self._epochs.add(piece.epoch)
             if fresh:
                 yield self._advance(piece.epoch, fresh)
-            if len(piece.frames) >= LOG_PAGE_FRAMES:
+            if len(piece.frames) >= limit:
                 continue
             if piece.final is not None:
                 self.epoch = piece.epoch
                 self.final = piece.final
             return
 
-    async def _read(self, *, after_seq: int) -> LogSlice:
+    async def _read(self, *, after_seq: int, limit: int) -> LogSlice:
         try:
             async with asyncio.timeout(LOG_READ_SECONDS):
-                piece = await self._queue.read_log(
-                    request_id=self._inbox.request_id, after_seq=after_seq, limit=LOG_PAGE_FRAMES
-                )
+                piece = await self._queue.read_log(request_id=self._inbox.request_id, after_seq=after_seq, limit=limit)
         except (RedisError, OSError, TimeoutError) as error:
             raise WorkerLost("the request's log cannot be read now; ask for its events again") from error
         if piece is None:

@@ -1,6 +1,7 @@
 """What outlives a connection: cancel, resume, repeat; and what the settler finds after a death between two steps."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -273,6 +274,28 @@ class TestSlowReader:
             for seq in range(1, 101):
                 await gateway.worker.step(claim, [wide], first_seq=seq)
             assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+
+
+class TestSlowReaderOfAFastEngine:
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, send_stall_seconds=10)
+
+    async def test_gets_all_that_it_is_billed_for_after_the_engine_has_ended(self, gateway: Gateway) -> None:
+        gateway.services.mailbox.inbox_bytes = 200_000
+        async with gateway.http.stream("POST", PATH, json=STREAM, headers=gateway.auth()) as answer:
+            pieces = answer.aiter_raw()
+            content = await anext(pieces)
+            claim = await gateway.worker.claim()
+            for seq in range(1, 121):
+                wide = b'{"choices":[],"seq":%d,"wide":"%b"}' % (seq, b"x" * 100_000)
+                await gateway.worker.step(claim, [wide], first_seq=seq)
+            await gateway.worker.end(claim, last_seq=120)
+            content += b"".join([piece async for piece in pieces])
+        sent = data_of(content)
+        assert [json.loads(frame[6:])["seq"] for frame in sent[:-1]] == list(range(1, 121))
+        assert sent[-1] == b"data: [DONE]"
+        assert await gateway.hold_state(claim.ticket.request_id) == "settled"
 
 
 class TestSweeper:

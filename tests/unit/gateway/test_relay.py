@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from contracts.errors import SlowReader, WorkerLost
+from contracts.errors import WorkerLost
 from contracts.outcomes import JobState
 from fairqueue.messages import Ended, Final, LogSlice, Released
 from gateway.stream.mailbox import Inbox, Signal
-from gateway.stream.relay import ClientLost, Relay, StreamDiverged
+from gateway.stream.relay import COMPARED_FRAMES, SLOW_PAGE_FRAMES, ClientLost, Relay, StreamDiverged
 from tests.unit.gateway.frames import REQUEST, final
 
 FRAMES = [b"f1", b"f2", b"f3", b"f4", b"f5", b"f6"]
@@ -19,12 +19,13 @@ class Log:
 
     def __init__(self, frames: list[bytes], *, epoch: str = "1-a", ended: Final | None = None) -> None:
         self.frames, self.epoch, self.ended = frames, epoch, ended
-        self.reads = 0
+        self.reads = self.most = 0
 
     async def read_log(self, *, request_id: str, after_seq: int, limit: int) -> LogSlice | None:
         assert request_id == REQUEST
         self.reads += 1
         frames = self.frames[after_seq : after_seq + limit]
+        self.most = max(self.most, len(frames))
         state = JobState.SETTLED if self.ended else JobState.RUNNING
         return LogSlice(frames=frames, first_seq=after_seq + 1, epoch=self.epoch, state=state, final=self.ended)
 
@@ -135,13 +136,57 @@ class TestRelay:
             await read(Relay(queue=Log(FRAMES), inbox=inbox))
 
 
+class TestSlowReader:
+    """One whose inbox overflowed: the log is its buffer."""
+
+    def overflown(self) -> Inbox:
+        inbox = Inbox(request_id=REQUEST, bytes_max=1000)
+        for seq in range(1, 20):
+            inbox.put(released(seq, b"x" * 100))
+        return inbox
+
+    async def test_gets_every_frame_of_a_request_that_has_ended(self) -> None:
+        frames = [b"%d" % n for n in range(1000)]
+        relay = Relay(queue=Log(frames, ended=final()), inbox=self.overflown())
+        assert await read(relay) == list(enumerate(frames, start=1))
+        assert relay.final == final()
+
+    async def test_has_no_more_read_for_it_than_it_takes(self) -> None:
+        log = Log([b"%d" % n for n in range(1000)], ended=final())
+        batches = Relay(queue=log, inbox=self.overflown()).batches(beat_seconds=5.0, from_log=False)
+        first, second = await anext(batches), await anext(batches)
+        assert first is not None
+        assert second is not None
+        assert [len(first.frames), len(second.frames)] == [SLOW_PAGE_FRAMES, SLOW_PAGE_FRAMES]
+        assert log.reads == 2
+        assert log.most <= SLOW_PAGE_FRAMES + COMPARED_FRAMES
+        await batches.aclose()
+
+    async def test_goes_on_with_a_request_that_still_runs(self) -> None:
+        log = Log(FRAMES[:2])
+        relay = Relay(queue=log, inbox=self.overflown())
+        seen: list[bytes] = []
+        async for batch in relay.batches(beat_seconds=0.001, from_log=False):
+            if batch is not None:
+                seen += batch.frames
+            log.frames, log.ended = FRAMES, final()
+        assert seen == FRAMES
+
+    async def test_hears_that_its_client_is_gone(self) -> None:
+        inbox = self.overflown()
+        batches = Relay(queue=Log(FRAMES), inbox=inbox).batches(beat_seconds=0.001, from_log=False)
+        await anext(batches)
+        inbox.interrupt()
+        with pytest.raises(ClientLost):
+            await anext(batches)
+
+
 class TestInbox:
-    async def test_lets_everything_go_past_its_bytes(self) -> None:
+    async def test_lets_everything_go_past_its_bytes_and_says_so(self) -> None:
         inbox = Inbox(request_id=REQUEST, bytes_max=1000)
         for seq in range(1, 100):
             inbox.put(released(seq, b"x" * 100))
-        with pytest.raises(SlowReader):
-            await read(Relay(queue=Log(FRAMES), inbox=inbox))
+        assert await inbox.get(seconds=1) is Signal.OVERFLOW
 
     async def test_frees_its_bytes_as_they_are_read(self) -> None:
         inbox = Inbox(request_id=REQUEST, bytes_max=1000)
