@@ -4,25 +4,16 @@ PostgreSQL is the truth: a write that fails is made good by the first gateway th
 """
 
 import logging
-from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
-from redis import Redis
 from redis.exceptions import RedisError
 
 from contracts.names import POLICIES, policy_key
 from safety.published import ANNOUNCED_MAX, announcement, encode_document
+from stores.redis_blocking import blocking_redis
 
-TIMEOUT_SECONDS = 2.0
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=1)
-def _client(url: str) -> Redis:
-    return Redis.from_url(
-        url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2, max_connections=4
-    )
 
 
 def push(document: dict[str, Any]) -> bool:
@@ -30,8 +21,9 @@ def push(document: dict[str, Any]) -> bool:
     key = policy_key(document["id"], document["version"])
     news: Any = announcement(document["id"], document["version"])
     try:
-        _client(settings.ENV.redis).set(key, encode_document(document))
-        _client(settings.ENV.redis).xadd(POLICIES, news, maxlen=ANNOUNCED_MAX, approximate=False)
+        client = blocking_redis(settings.ENV.redis)
+        client.set(key, encode_document(document))
+        client.xadd(POLICIES, news, maxlen=ANNOUNCED_MAX, approximate=False)
     except (RedisError, OSError) as error:
         _log.warning("%s was not written to Redis (%s); the next request reads it", key, type(error).__name__)
         return False

@@ -6,29 +6,19 @@ within their time to live, the hold script as soon as this push arrives; a push 
 
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from django.conf import settings
-from redis import Redis
 from redis.exceptions import RedisError
 
 from contracts.wire import encode
 from stores.lua import LuaScript
+from stores.redis_blocking import blocking_redis
 from tenants.limits import keys
 from tenants.limits.revocation import Revocation
 
-TIMEOUT_SECONDS = 2.0
 _SCRIPT = LuaScript.load(Path(__file__).parent / "limits" / "scripts" / "epochs.lua")
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=1)
-def open_client(url: str) -> Redis:
-    """This process's blocking client, with bounded waits."""
-    return Redis.from_url(
-        url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2, max_connections=16
-    )
 
 
 def push(*, tenant_id: str, tenant_epoch: int, epochs: dict[str, int], revoked: Sequence[str] = ()) -> bool:
@@ -38,7 +28,7 @@ def push(*, tenant_id: str, tenant_epoch: int, epochs: dict[str, int], revoked: 
         fields += [key_id, epoch]
     message = Revocation(tenant_id=tenant_id, revoked_keys=tuple(revoked), suspended=tenant_epoch < 0)
     try:
-        client = open_client(settings.ENV.redis)
+        client = blocking_redis(settings.ENV.redis)
         client.sadd(keys.TENANTS, tenant_id)
         client.register_script(_SCRIPT.text)(keys=[keys.epoch(tenant_id)], args=fields)
         client.publish(keys.REVOKED_CHANNEL, encode(message))

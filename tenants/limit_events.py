@@ -17,7 +17,7 @@ from django.db import transaction
 from redis import Redis
 
 from contracts.money import text_from_nano
-from tenants.epochs import open_client
+from stores.redis_blocking import blocking_redis
 from tenants.limits import keys
 from tenants.models import OutboxEvent
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 def relay_alerts() -> int:
     """Of tenants that are known to have news; returns how many events were written. Raises redis.RedisError."""
-    client = open_client(settings.ENV.redis)
+    client = blocking_redis(settings.ENV.redis)
     noted = cast("set[bytes]", client.smembers(keys.ALERTED))
     return sum(_relay(client, tenant.decode()) for tenant in noted)
 
 
 def relay_all_alerts() -> int:
     """Of every tenant: finds what a lost note left. Raises redis.RedisError."""
-    client = open_client(settings.ENV.redis)
+    client = blocking_redis(settings.ENV.redis)
     tenants = cast("Iterable[bytes]", client.sscan_iter(keys.TENANTS, count=BATCH))
     return sum(_relay(client, tenant.decode()) for tenant in tenants)
 

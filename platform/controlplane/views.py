@@ -5,11 +5,10 @@ Reads only. What ClickHouse cannot answer right now is said on the page, never a
 
 import datetime
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import orjson
-import redis as sync_redis
 from django.contrib import admin
 from django.contrib.auth.decorators import permission_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -21,6 +20,8 @@ from django.utils.safestring import SafeString
 from django.views import csrf, defaults
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
+from redis import Redis
+from redis.exceptions import RedisError
 
 from billing import selectors as usage_reports
 from billing.clickhouse.shapes import RequestRow, TimelineStep
@@ -31,6 +32,7 @@ from contracts.names import MODELS, WORKERS_PATTERN, worker_id_of
 from contracts.wire import decode
 from controlplane.env import environment
 from stores.clickhouse import ClickHouseUnavailable
+from stores.redis_blocking import blocking_redis
 from tenants.models import Tenant
 
 PAGE_ROWS = 50
@@ -176,22 +178,21 @@ def usage(request: HttpRequest) -> HttpResponse:
 @permission_required("controlplane.open_engines", raise_exception=True)
 def engines(request: HttpRequest) -> HttpResponse:
     """The exact configuration of every running pool and the workers' last heartbeats, as they wrote them."""
-    client = sync_redis.Redis.from_url(environment().redis, socket_timeout=2, socket_connect_timeout=2)
+    client = blocking_redis(environment().redis)
     cards: list[ModelCard] = []
     workers: list[dict[str, Any]] = []
     problem = None
     try:
-        cards = [decode(ModelCard, raw) for raw in client.hgetall(MODELS).values() if isinstance(raw, bytes)]
+        models = cast("dict[bytes, bytes]", client.hgetall(MODELS))
+        cards = [decode(ModelCard, raw) for raw in models.values()]
         workers = [_worker(client, key) for key in sorted(client.scan_iter(WORKERS_PATTERN, count=500))]
-    except sync_redis.RedisError:
+    except RedisError:
         problem = "Redis does not answer; what runs cannot be shown."
-    finally:
-        client.close()
     context = {"title": "Engines", "cards": cards, "workers": [w for w in workers if w], "problem": problem}
     return _page(request, "engines", context)
 
 
-def _worker(client: "sync_redis.Redis", key: bytes) -> dict[str, Any]:
+def _worker(client: Redis, key: bytes) -> dict[str, Any]:
     raw = client.get(key)
     if not isinstance(raw, bytes):
         return {}
