@@ -107,7 +107,7 @@ class TestUploader:
 async def until(look: Callable[[], T]) -> T:
     """What `look` finds, once it finds something: the kernel's table of processes tells nobody of its changes."""
     async with asyncio.timeout(20):
-        while not (found := look()):
+        while not (found := look()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return found
 
