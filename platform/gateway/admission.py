@@ -111,9 +111,12 @@ class Admission:
         require_network(context, address=address)
         return Caller(bearer=bearer, context=context)
 
-    async def room(self, context: TenantContext) -> tuple[Headroom | None, Headroom | None]:
-        """What requests and tokens are left, as the rate headers say it; (None, None) where that is not known now."""
-        limits = tuple(limit for limit in counted(context.limits, model="") if is_rate(limit))
+    async def room(self, context: TenantContext, *, model: str = "") -> tuple[Headroom | None, Headroom | None]:
+        """What requests and tokens are left, as the rate headers say it; (None, None) where that is not known now.
+
+        `model`: the one that is asked about; its own limits count as well.
+        """
+        limits = tuple(limit for limit in counted(context.limits, model=model) if is_rate(limit))
         if not limits:
             return None, None
         try:

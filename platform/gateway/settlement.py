@@ -9,22 +9,36 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redis.exceptions import RedisError
 
 from billing.rating.rate import cost
 from contracts.errors import Unavailable
 from contracts.jobs import UsageRecord
-from fairqueue.messages import final_of
+from contracts.outcomes import Outcome
+from fairqueue.messages import Final, final_of
 from fairqueue.queue import FairQueue
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import DueHold, HoldHint, HoldState
 
 log = logging.getLogger("weir.settler")
 
+# What a worker ends a request with besides a broken engine, and would have told its client: status and text.
+_OF_CODE = {
+    "invalid_value": (400, "The engine does not take this request as it is."),
+    "context_length_exceeded": (400, "The prompt and the output asked for do not fit into the model's context."),
+    "service_unavailable": (503, "What the request needs could not be read."),
+}
 SWEEP_SECONDS = 30.0
 BATCH = 256
+
+
+def told(record: UsageRecord, *, cost_nano: int) -> Final:
+    """The final frame of a request whose worker died before it could send it; a refusal stays the client's to mend."""
+    final = final_of(record, cost_nano=cost_nano)
+    known = _OF_CODE.get(record.error_code) if final.outcome is Outcome.FAILED else None
+    return final if known is None else replace(final, status=known[0], error_message=known[1])
 
 
 @dataclass(slots=True)
@@ -85,7 +99,7 @@ class Sweeper:
             outcome=record.outcome,
             hint=HoldHint.of(record),
         )
-        await queue.ack(request_id=record.request_id, final=final_of(record, cost_nano=settled.cost_nano))
+        await queue.ack(request_id=record.request_id, final=told(record, cost_nano=settled.cost_nano))
         self.report.settled += 1
 
     async def _sweep_tenant(self, tenant_id: str) -> None:

@@ -9,13 +9,13 @@ from gateway.edge.exchange import Exchange
 from gateway.surface.errors import Headers, rate_headers
 
 
-async def identified(exchange: Exchange, admission: Admission) -> Caller:
-    """The caller. Raises AuthFailed, PermissionDenied, Unavailable."""
+async def identified(exchange: Exchange, admission: Admission, *, model: str = "") -> Caller:
+    """The caller. `model`: the one that the path names. Raises AuthFailed, PermissionDenied, Unavailable."""
     caller = await admission.identify(exchange.bearer(), address=exchange.address)
 
     async def rates() -> Headers:
-        requests, tokens = await admission.room(caller.context)
+        requests, tokens = await admission.room(caller.context, model=exchange.model)
         return rate_headers(requests=requests, tokens=tokens)
 
-    exchange.caller, exchange.rates = caller.context, rates
+    exchange.caller, exchange.rates, exchange.model = caller.context, rates, model
     return caller

@@ -49,6 +49,7 @@ class Exchange:
         self._raw_headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self.address = client_address(scope, trusted=settings.trusted_proxies)
         self.caller: TenantContext | None = None  # this and `rates` are set once the caller is known
+        self.model = ""  # the one that is asked for, once that is known: its own limits are told too
         self.rates: Callable[[], Awaitable[Headers]] | None = None
         self._unread: Callable[[], int] = scope.get("state", {}).get("unread", lambda: 0)
         self._query: bytes = scope.get("query_string", b"")

@@ -28,6 +28,7 @@ async def infer(exchange: Exchange, *, services: GatewayServices, admission: Adm
     body = await read_body(exchange.receive, exchange.headers, deadline_seconds=settings.body_read_seconds)
     received_at = services.clock.monotonic()
     document = parse_object(body)
+    exchange.model = str(document.get("model"))
     asked = check_request(document, endpoint=endpoint)
     admitted = await admission.admit(
         caller,

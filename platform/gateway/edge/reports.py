@@ -27,7 +27,7 @@ async def list_models(exchange: Exchange, *, services: GatewayServices, admissio
 
 async def show_model(exchange: Exchange, name: str, *, services: GatewayServices, admission: Admission) -> None:
     """The exact configuration on record. A model that the key may not use is not there."""
-    caller = await identified(exchange, admission)
+    caller = await identified(exchange, admission, model=name)
     if not _may_use(caller.context, name) or len(name) > _MODEL_MAX:
         raise NotFound(f"no model {name[:_MODEL_MAX]!r}", param="model", code="model_not_found")
     card = (await services.catalogue.get(name)).card

@@ -27,7 +27,7 @@ from gateway.realtime.responses import Responses
 from gateway.services import GatewayServices
 from gateway.stream.relay import ClientLost
 from gateway.surface import limits
-from gateway.surface.errors import InternalError
+from gateway.surface.errors import InternalError, rate_limits
 from gateway.surface.json_text import parse_object
 from stores.system import mint_nonce
 
@@ -144,7 +144,10 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         address = client_address(self.scope, trusted=self._services.settings.trusted_proxies)
         self._caller = await self._admission.identify(key, address=address)
         session = {"id": f"sess_{self._connection}", "object": "realtime.session", "modalities": ["text"]}
-        await self._events.emit("session.created", session=session | self._conversation.defaults)
+        model = str(self._conversation.defaults.get("model", ""))
+        requests, tokens = await self._admission.room(self._caller.context, model=model)
+        rates = rate_limits(requests=requests, tokens=tokens)
+        await self._events.emit("session.created", session=session | self._conversation.defaults, rate_limits=rates)
 
     async def _close_when_silent(self) -> None:
         """The deadlines of a client that says nothing: for its key, and between two events while nothing runs."""

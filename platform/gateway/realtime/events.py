@@ -13,7 +13,8 @@ import orjson
 
 from contracts.errors import SlowReader, WeirError
 from gateway.stream.relay import ClientLost
-from gateway.surface.errors import error_object
+from gateway.surface.errors import error_object, rate_limits
+from tenants.limits.holds import RateLimited
 
 
 class Farewell(Exception):
@@ -59,4 +60,7 @@ class Events:
     async def error(self, error: WeirError) -> None:
         """An `error` event, where somebody is left to read it."""
         with suppress(ClientLost, SlowReader):
-            await self.emit("error", **error_object(error))
+            fields = error_object(error)
+            if isinstance(error, RateLimited):
+                fields["rate_limits"] = rate_limits(requests=error.requests, tokens=error.tokens)
+            await self.emit("error", **fields)

@@ -24,7 +24,7 @@ from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
 from gateway.stream.relay import ClientLost
 from gateway.surface import limits
-from gateway.surface.errors import error_object, failure_of
+from gateway.surface.errors import error_object, failure_of, rate_limits
 from gateway.surface.schema import Asked
 from stores.system import mint_request_id
 
@@ -126,7 +126,9 @@ class Responses:
         final: Final | None = None
         failure: WeirError | None
         try:
-            await self._events.emit("response.created", response_id=response_id, response=_opened(admitted))
+            held = rate_limits(requests=admitted.requests, tokens=admitted.tokens)
+            opened = _opened(admitted)
+            await self._events.emit("response.created", response_id=response_id, response=opened, rate_limits=held)
             final = await self._relay(answer, texts, response_id=response_id)
             failure = failure_of(final)
         except ClientLost:
@@ -143,7 +145,9 @@ class Responses:
         response = _ended(response_id, admitted.ticket.request_id, "".join(texts), final=final, failure=failure)
         if failure is None:
             response["kept"] = self._conversation.answered("".join(texts))
-        await self._events.emit("response.done", response_id=response_id, response=response)
+        requests, tokens = await self._admission.room(caller.context, model=admitted.ticket.model)
+        left = rate_limits(requests=requests, tokens=tokens)
+        await self._events.emit("response.done", response_id=response_id, response=response, rate_limits=left)
 
     async def _admit(self, caller: Caller, asked: Asked, request_id: str) -> Admitted:
         """Steps 3-5, to their end even when this task is cancelled: then what they queued is cancelled too."""

@@ -130,6 +130,15 @@ def rate_headers(*, requests: Headroom | None, tokens: Headroom | None) -> Heade
     return headers
 
 
+def rate_limits(*, requests: Headroom | None, tokens: Headroom | None) -> list[dict[str, Any]]:
+    """The same over WebSocket, in the form of OpenAI's `rate_limits`; an unlimited metric has no entry."""
+    return [
+        {"name": name, "limit": room.limit, "remaining": max(0, room.remaining), "reset_seconds": room.reset_ms / 1000}
+        for name, room in (("requests", requests), ("tokens", tokens))
+        if room is not None
+    ]
+
+
 def duration_text(duration_ms: int) -> str:
     """OpenAI's form of a duration: 250ms, 1s, 6m0s, 2h0m0s."""
     if duration_ms < 1000:

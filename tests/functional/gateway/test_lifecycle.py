@@ -314,6 +314,16 @@ class TestSweeper:
         await sweeper.sweep()
         assert sweeper.report.settled == 1
 
+    async def test_tells_a_refusal_of_a_dead_worker_s_engine_as_one(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth()))
+            claim = await gateway.worker.claim()
+            await end_and_die(gateway, claim, [], outcome=Outcome.FAILED, error_code="invalid_value")
+            await sweeper_of(gateway).sweep()
+        answer = client.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
     async def test_voids_a_hold_that_was_never_enqueued_and_keeps_the_late_enqueue_out(self, gateway: Gateway) -> None:
         request_id = mint_request_id()
         await gateway.services.limits.set_epochs(tenant_id="acme", keys={"acme-key": 1}, tenant_epoch=1)
@@ -384,13 +394,15 @@ def sweeper_of(gateway: Gateway) -> Sweeper:
     return Sweeper(limits=gateway.services.limits, queue_of=gateway.services.queue_of, pools=pools, older_than_ms=0)
 
 
-async def end_and_die(gateway: Gateway, claim: Any, frames: list[bytes]) -> None:
+async def end_and_die(
+    gateway: Gateway, claim: Any, frames: list[bytes], *, outcome: Outcome = Outcome.OK, error_code: str = ""
+) -> None:
     """A worker that ended a request and was killed before it settled."""
     counts = TokenCounts(prompt=claim.ticket.prompt_tokens, completion=len(frames))
     assert await gateway.queue.end(
         worker_id=WORKER, request_id=claim.ticket.request_id, fence=claim.fence, last_seq=len(frames),
-        outcome=Outcome.OK, finish_reason="stop", error_code="", counts=counts, delivered_tokens=len(frames),
-        timings=Timings(),
+        outcome=outcome, finish_reason="" if error_code else "stop", error_code=error_code, counts=counts,
+        delivered_tokens=len(frames), timings=Timings(),
     )  # fmt: skip
 
 

@@ -63,6 +63,15 @@ class TestHeaders:
         limit(Metric.TOKENS_PER_DAY, 50, model="another"),
     )
 
+    async def test_count_the_limits_of_the_model_that_is_named(self, gateway: Gateway) -> None:
+        own = limit(Metric.REQUESTS_PER_MINUTE, 7, model=MODEL)
+        auth = gateway.auth(key_with(gateway, limit(Metric.REQUESTS_PER_MINUTE, 60), own))
+        named = await gateway.http.get(f"/v1/models/{MODEL}", headers=auth)
+        wrong = await gateway.http.post(PATH, json={**BODY, "temperature": 9}, headers=auth)
+        every = await gateway.http.get("/v1/models", headers=auth)
+        assert [rates(answer)["limit-requests"] for answer in (named, wrong, every)] == ["7", "7", "60"]
+        assert (named.status_code, wrong.status_code) == (200, 400)
+
     async def test_are_on_every_answer_once_the_key_is_known(self, gateway: Gateway) -> None:
         auth = gateway.auth(key_with(gateway, *self.limits))
         answers = [

@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from contracts.outcomes import Outcome
+from contracts.tenancy import Limit, Metric, Scope
 from fairqueue.messages import Abort, AbortReason
 from gateway.services import GatewaySettings
 from gateway.surface import limits
@@ -299,6 +300,34 @@ class TestIdleClient:
             await gateway.worker.end(claim, last_seq=0)
             assert [(await event(connection))["type"] for _ in range(2)] == ["response.created", "response.done"]
             assert await close_code(connection) == 4408
+
+
+class TestRateLimits:
+    """What the rate headers say over HTTP."""
+
+    async def test_come_at_the_start_with_each_response_and_with_its_refusal(self, gateway: Gateway) -> None:
+        limits = (
+            Limit(scope=Scope.KEY, metric=Metric.REQUESTS_PER_MINUTE, cap=9),
+            Limit(scope=Scope.KEY, metric=Metric.REQUESTS_PER_MINUTE, cap=1, model=MODEL),
+        )
+        key = gateway.directory.issue(replace(CONTEXT, api_key_id="k9", limits=limits))
+        async with socket(gateway, key=key, query=f"?model={MODEL}") as connection:
+            seen = [await event(connection)]
+            await say(connection, type="response.create", response={"input": [ITEM]})
+            await gateway.worker.serve(["a"])
+            seen += [await event(connection) for _ in range(3)]
+            await say(connection, type="response.create", response={"input": [ITEM]})
+            seen += [await event(connection)]
+        told = {e["type"]: e["rate_limits"] for e in seen if "rate_limits" in e}
+        assert [(kind, room[0]["limit"], room[0]["remaining"]) for kind, room in told.items()] == [
+            ("session.created", 1, 1), ("response.created", 1, 0), ("response.done", 1, 0), ("error", 1, 0),
+        ]  # fmt: skip
+        assert {room[0]["name"] for room in told.values()} == {"requests"}
+        assert all(0 <= room[0]["reset_seconds"] <= 60 for room in told.values())
+
+    async def test_are_empty_where_nothing_is_limited(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            assert (await event(connection))["rate_limits"] == []
 
 
 class TestSlowReader:
