@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import django
 import pytest
@@ -76,6 +77,22 @@ def django_db_modify_db_settings(postgres_url: str) -> None:
 
     for given in (django_settings.DATABASES["default"], connections["default"].settings_dict):
         given.update(database_from_url(postgres_url))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _empties_what_only_grows() -> Iterator[None]:
+    """Between tests Django truncates every table, also those that refuse it: their triggers sleep for that statement."""
+    from django.db.backends.postgresql.operations import DatabaseOperations
+
+    flush = DatabaseOperations.sql_flush
+
+    def awake_afterwards(*args: Any, **kwargs: Any) -> list[str]:
+        statements = flush(*args, **kwargs)
+        return ["SET LOCAL session_replication_role = replica", *statements] if statements else []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DatabaseOperations, "sql_flush", awake_afterwards)
+        yield
 
 
 @pytest.fixture
