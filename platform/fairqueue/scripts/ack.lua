@@ -7,14 +7,15 @@
 local now = clock(ARGV[1])
 local rid = ARGV[2]
 local job = job_key(rid)
-local j = redis.call('HMGET', job, 'state', 'epoch', 'last_seq', 'mailboxes', 'deadline_ms')
-if j[1] ~= 'ended' then return 0 end
-redis.call('HSET', job, 'state', 'settled', 'final', ARGV[3])
-redis.call('HDEL', job, 'ticket') -- the prompt is not needed any more; the head stays
+local state, epoch, last_seq, mailboxes, deadline_ms = unpack(redis.call('HMGET', job, 'state', 'epoch', 'last_seq',
+  'mailboxes', 'deadline_ms'))
+if state ~= 'ended' then return 0 end
+-- The prompt is not needed any more; the head stays.
+redis.call('HSET', job, 'state', 'settled', 'final', ARGV[3], 'ticket', '')
 redis.call('ZREM', unsettled, rid)
 local ttl = tonumber(ARGV[5])
-redis.call('PEXPIRE', job, whole(math.max(ttl, tonumber(j[5]) - ms(now) + ttl)))
-redis.call('PEXPIRE', prefix .. 'out:' .. rid, ARGV[4])
-local message = cmsgpack.pack({{'e', rid, j[2], tonumber(j[3]), ARGV[3]}})
-for box in string.gmatch(j[4], '[^\n]+') do redis.call('PUBLISH', box, message) end
+redis.call('PEXPIRE', job, whole(math.max(ttl, tonumber(deadline_ms) - ms(now) + ttl)))
+if int(last_seq) > 0 then redis.call('PEXPIRE', prefix .. 'out:' .. rid, ARGV[4]) end
+local message = cmsgpack.pack({{'e', rid, epoch or '', int(last_seq), ARGV[3]}})
+for box in string.gmatch(mailboxes, '[^\n]+') do redis.call('PUBLISH', box, message) end
 return 1

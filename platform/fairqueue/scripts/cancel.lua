@@ -20,7 +20,7 @@ if j[1] == 'queued' then
   close(rid, now, 'cancelled', '', 'request_cancelled')
   return 'ended'
 end
-if j[5] == '' then
+if (j[5] or '') == '' then
   redis.call('HSET', job, 'cancel', ARGV[4])
   redis.call('HSET', prefix .. 'flags:' .. j[3], rid, ARGV[4])
 end

@@ -11,37 +11,40 @@ local quantum, looked_at = tonumber(ARGV[7]), tonumber(ARGV[8])
 local held, receipt = prefix .. 'held:' .. worker, prefix .. 'claim:' .. nonce
 local EXPIRED_MAX = 64
 
-local function reply(rid)
+-- For a nonce that claimed before: the same request, as it is now.
+local function claimed_before(rid)
+  local state, fence, attempt, owner = unpack(redis.call('HMGET', job_key(rid), 'state', 'fence', 'attempt', 'worker'))
+  if state ~= 'running' or fence ~= attempt .. '-' .. nonce or owner ~= worker then return nil end
   local j = redis.call('HMGET', job_key(rid), 'ticket', 'fence', 'attempt', 'last_seq', 'queue_us', 'deaths', 'prompt',
     'cached', 'completion', 'reasoning')
-  for i = 3, 10 do j[i] = tonumber(j[i]) end
+  for i = 3, 10 do j[i] = int(j[i]) end
   table.insert(j, 1, 'job')
   return j
 end
 
--- A worker that holds nothing takes any head, however large: else what fits no worker would wait for ever.
-local fits_all = redis.call('EXISTS', held) == 0
-local v = virtual_time()
 local passed = {}
 
 -- The first head in fair order that fits. One that does not fit is passed at most once per quantum of virtual time.
+-- A worker that holds nothing takes any head, however large: else what fits no worker would wait for ever.
 local function look()
-  local index, expired = 0, 0
+  local index, expired, v = 0, 0, nil
   while index < looked_at do
     local row = redis.call('ZRANGE', act, index, index, 'WITHSCORES')
     if #row == 0 then return nil end
     local tenant = row[1]
-    local rid = redis.call('ZRANGE', prefix .. 'ten:' .. tenant, 0, 0)[1]
-    local j = redis.call('HMGET', job_key(rid), 'expires_ms', 'need', 'passed')
-    if tonumber(j[1]) <= now_ms then
+    local rids = redis.call('ZRANGE', prefix .. 'ten:' .. tenant, 0, 1)
+    local rid = rids[1]
+    local expires_ms, need, passed_v = unpack(redis.call('HMGET', job_key(rid), 'expires_ms', 'need', 'passed'))
+    if tonumber(expires_ms) <= now_ms then
       if expired == EXPIRED_MAX then return nil, 'again' end
       close(rid, now, 'expired', '', 'deadline_exceeded')
       expired = expired + 1
-    elseif fits_all or tonumber(j[2]) <= free_kv then
-      return {rid = rid, tenant = tenant, counter = tonumber(row[2])}
+    elseif tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0 then
+      return {rid = rid, tenant = tenant, counter = tonumber(row[2]), last = not rids[2]}
     else
+      v = v or virtual_time()
       redis.call('HSET', job_key(rid), 'blk', 1)
-      local again = j[3] ~= '' and tonumber(j[3]) + quantum
+      local again = passed_v and tonumber(passed_v) + quantum
       if again and v < again then
         local known = redis.call('HGET', meta, 'pass_v')
         if not known or again < tonumber(known) then redis.call('HSET', meta, 'pass_v', whole(again)) end
@@ -55,58 +58,68 @@ local function look()
 end
 
 local function wait()
-  redis.call('ZADD', idle, redis.call('HGET', meta, 'seq') or '0', worker)
+  local seq = int(redis.call('HGET', meta, 'seq'))
+  redis.call('ZADD', idle, whole(seq), worker)
   if waiting() == 0 then return {'wait', ''} end
-  wake_one(now_ms)
+  wake_unseen(now_ms, seq)
   return {'wait', redis.call('ZRANGE', expiry, 0, 0, 'WITHSCORES')[2]}
 end
 
-local function advance(counter)
-  if counter > v then
-    v = counter
-    redis.call('HSET', meta, 'v', whole(v))
-    redis.call('ZREMRANGEBYSCORE', rest, '-inf', whole(v))
-  end
-  for _, rid in ipairs(passed) do redis.call('HSET', job_key(rid), 'passed', whole(v)) end
-end
-
-local function take(rid, tenant)
-  local job = job_key(rid)
-  local j = redis.call('HMGET', job, 'attempt', 'weight', 'pre_in', 'pre_out', 'spent', 'paid', 'bytes', 'queue_us',
-    'since_us', 'blk')
-  local attempt = tonumber(j[1]) + 1
+-- Returns the reply, whether the request had blocked others, and its bytes. The tenant runs now, and waits if it has more.
+local function take(chosen)
+  local rid, tenant, job = chosen.rid, chosen.tenant, job_key(chosen.rid)
+  local ticket, attempt, weight, pre_in, pre_out, spent, paid, queue_us, since_us, blocking, last_seq, deaths, prompt,
+    cached, completion, reasoning, bytes = unpack(redis.call('HMGET', job, 'ticket', 'attempt', 'weight', 'pre_in', 'pre_out',
+    'spent', 'paid', 'queue_us', 'since_us', 'blk', 'last_seq', 'deaths', 'prompt', 'cached', 'completion', 'reasoning',
+    'bytes'))
+  attempt = int(attempt) + 1
   local fence = attempt .. '-' .. nonce
-  local prepaid = math.max(tonumber(j[5]), virtual(tonumber(j[3]) + tonumber(j[4]), tonumber(j[2])))
-  part(rid, tenant, j[7])
+  local prepaid = math.max(int(spent), virtual(tonumber(pre_in) + tonumber(pre_out), tonumber(weight)))
+  local waited = int(queue_us) + math.max(now - tonumber(since_us), 0)
+  redis.call('ZREM', prefix .. 'ten:' .. tenant, rid)
+  redis.call('ZREM', expiry, rid)
   redis.call('HINCRBY', infl, tenant, 1)
   redis.call('HSET', job, 'state', 'running', 'attempt', attempt, 'fence', fence, 'epoch', fence, 'worker', worker,
-    'paid', whole(prepaid), 'charged_tokens', 0, 'charged_ms', 0, 'blk', '',
-    'queue_us', whole(tonumber(j[8]) + math.max(now - tonumber(j[9]), 0)))
+    'paid', whole(prepaid), 'charged_tokens', 0, 'charged_ms', 0, 'blk', '', 'queue_us', whole(waited))
   redis.call('ZADD', lease, now_ms + tonumber(ARGV[6]), rid)
   redis.call('ZADD', held, now_ms, rid)
   redis.call('SET', receipt, rid, 'PX', ARGV[9])
-  place(tenant, prepaid - tonumber(j[6]))
-  return j[10] == '1'
+  local counter = whole(chosen.counter + prepaid - int(paid))
+  if chosen.last then
+    redis.call('ZREM', act, tenant)
+    redis.call('ZADD', busy, counter, tenant)
+  else
+    redis.call('ZADD', act, counter, tenant)
+  end
+  return {'job', ticket, fence, attempt, int(last_seq), waited, int(deaths), int(prompt), int(cached), int(completion),
+    int(reasoning)}, blocking == '1', tonumber(bytes)
+end
+
+-- Virtual time goes on to the counter that is served, and what is in no debt any more is forgotten.
+local function advance(v, counter)
+  if counter > v then
+    v = counter
+    redis.call('ZREMRANGEBYSCORE', rest, '-inf', whole(v))
+  end
+  for _, rid in ipairs(passed) do redis.call('HSET', job_key(rid), 'passed', whole(v)) end
+  return v
 end
 
 -- A claim that fills its worker leaves the rest to the next idle one; one that ends a blockade lets all look again.
-local function pass_on(was_blocking)
-  local pass_v = redis.call('HGET', meta, 'pass_v')
+local function pass_on(v, pass_v, seq, was_blocking)
   local passable = pass_v and v >= tonumber(pass_v)
   if passable then redis.call('HDEL', meta, 'pass_v') end
   if was_blocking or passable then
     changed(now_ms)
   elseif free_slots == 1 and waiting() > 0 then
-    wake_one(now_ms)
+    wake_unseen(now_ms, seq)
   end
 end
 
 local had_wake = awake(worker)
 local known = redis.call('GET', receipt)
-if known then
-  local j = redis.call('HMGET', job_key(known), 'state', 'fence', 'attempt', 'worker')
-  if j[1] == 'running' and j[2] == j[3] .. '-' .. nonce and j[4] == worker then return reply(known) end
-end
+local before = known and claimed_before(known)
+if before then return before end
 if free_slots < 1 then
   if had_wake == 1 and waiting() > 0 then wake_one(now_ms) end
   return {'wait', ''}
@@ -114,6 +127,9 @@ end
 local chosen, again = look()
 if again then return {'wait', now_ms} end
 if not chosen then return wait() end
-advance(chosen.counter)
-pass_on(take(chosen.rid, chosen.tenant))
-return reply(chosen.rid)
+local m = redis.call('HMGET', meta, 'v', 'pass_v', 'seq', 'waiting_bytes')
+local v = advance(int(m[1]), chosen.counter)
+local reply, was_blocking, bytes = take(chosen)
+redis.call('HSET', meta, 'v', whole(v), 'waiting_bytes', whole(int(m[4]) - bytes))
+pass_on(v, m[2], int(m[3]), was_blocking)
+return reply

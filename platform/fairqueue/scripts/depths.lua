@@ -5,6 +5,6 @@
 -- ATOMIC: all figures are of one moment.
 
 local w = window(ms(clock(ARGV[1])))
-local bytes = tonumber(redis.call('HGET', meta, 'waiting_bytes') or '0')
+local bytes = int(redis.call('HGET', meta, 'waiting_bytes'))
 return {waiting(), bytes, redis.call('ZCARD', act), redis.call('ZCARD', lease), redis.call('ZCARD', unsettled),
   redis.call('ZCARD', idle), redis.call('XLEN', dead), w[1], w[2], w[3], w[4], w[5]}

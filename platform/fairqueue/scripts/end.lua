@@ -7,13 +7,13 @@
 local now = clock(ARGV[1])
 local rid, fence = ARGV[3], ARGV[4]
 local job = job_key(rid)
-local j = redis.call('HMGET', job, 'state', 'fence', 'last_seq', 'weight', 'spent')
-if j[2] ~= fence then return 'stale' end
-if j[1] == 'ended' or j[1] == 'settled' then return 'ended' end
-if j[1] ~= 'running' then return 'stale' end
-if ARGV[6] == 'ok' and j[3] ~= ARGV[5] then return 'gap' end
-local spent = math.max(tonumber(j[5]), virtual(tonumber(ARGV[14]), tonumber(j[4])))
-redis.call('HSET', job, 'prompt', ARGV[9], 'cached', ARGV[10], 'completion', ARGV[11], 'reasoning', ARGV[12],
-  'delivered', ARGV[13], 'timings', ARGV[15], 'verdicts', ARGV[16], 'log_key', ARGV[17], 'spent', whole(spent))
-close(rid, now, ARGV[6], ARGV[7], ARGV[8])
+local state, valid, last_seq, weight, spent = unpack(redis.call('HMGET', job, 'state', 'fence', 'last_seq', 'weight',
+  'spent'))
+if valid ~= fence then return 'stale' end
+if state == 'ended' or state == 'settled' then return 'ended' end
+if state ~= 'running' then return 'stale' end
+if ARGV[6] == 'ok' and int(last_seq) ~= tonumber(ARGV[5]) then return 'gap' end
+close(rid, now, ARGV[6], ARGV[7], ARGV[8], {tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]),
+  tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[15], ARGV[16], ARGV[17],
+  math.max(int(spent), virtual(tonumber(ARGV[14]), tonumber(weight)))})
 return 'ended'

@@ -23,6 +23,23 @@ local function attach()
   return redis.call('HINCRBY', job, 'generation', 1)
 end
 
+-- It is lifted to the virtual time: idling earns no credit.
+local function begin_to_wait(who, v)
+  local counter = v
+  for _, set in ipairs({busy, rest}) do
+    local known = redis.call('ZSCORE', set, who)
+    if known then
+      counter = math.max(tonumber(known), v)
+      redis.call('ZREM', set, who)
+      break
+    end
+  end
+  redis.call('ZADD', act, whole(counter), who)
+end
+
+local m = redis.call('HMGET', meta, 'seq', 'v', 'waiting_bytes')
+local ahead, all, held = redis.call('ZCARD', prefix .. 'ten:' .. tenant), waiting(), int(m[3])
+
 local function full(bound)
   local reply = {'full', bound}
   for _, figure in ipairs(window(now_ms)) do reply[#reply + 1] = figure end
@@ -33,9 +50,8 @@ end
 local function bound_reached()
   local queued_max = tonumber(ARGV[13])
   if queued_max == 0 then return 'blocked' end
-  if redis.call('ZCARD', prefix .. 'ten:' .. tenant) >= queued_max then return 'tenant' end
-  if waiting() >= tonumber(ARGV[14]) then return 'pool' end
-  local held = tonumber(redis.call('HGET', meta, 'waiting_bytes') or '0')
+  if ahead >= queued_max then return 'tenant' end
+  if all >= tonumber(ARGV[14]) then return 'pool' end
   if held + bytes > tonumber(ARGV[15]) then return 'bytes' end
   return nil
 end
@@ -60,14 +76,14 @@ if bound then
   redis.call('SET', tomb, 'full:' .. bound, 'PX', ttl)
   return full(bound)
 end
-local seq = redis.call('HINCRBY', meta, 'seq', 1)
-redis.call('HSET', job, 'state', 'queued', 'tenant', tenant, 'seq', seq, 'ticket', ARGV[5], 'head', ARGV[6],
+local seq = int(m[1]) + 1
+redis.call('HSET', meta, 'seq', whole(seq), 'waiting_bytes', whole(held + bytes))
+redis.call('HSET', job, 'state', 'queued', 'tenant', tenant, 'seq', whole(seq), 'ticket', ARGV[5], 'head', ARGV[6],
   'bytes', bytes, 'deadline_ms', ARGV[7], 'expires_ms', ARGV[8], 'weight', ARGV[9], 'need', ARGV[10],
-  'pre_in', ARGV[11], 'pre_out', ARGV[12], 'mailboxes', mailbox, 'generation', 1, 'attempt', 0, 'fence', '',
-  'epoch', '', 'worker', '', 'since_us', whole(now), 'queue_us', 0, 'last_seq', 0, 'log_bytes', 0, 'prompt', 0,
-  'cached', 0, 'completion', 0, 'reasoning', 0, 'delivered', 0, 'paid', 0, 'spent', 0, 'charged_tokens', 0,
-  'charged_ms', 0, 'deaths', 0, 'lapses', 0, 'losses', '', 'cancel', '', 'blk', '', 'passed', '')
-join(rid, tenant, seq, ARGV[8], bytes)
-place(tenant, 0)
-wake_one(now_ms)
-return {'ok', position(rid, tenant), 1, 0}
+  'pre_in', ARGV[11], 'pre_out', ARGV[12], 'mailboxes', mailbox, 'generation', 1, 'since_us', whole(now))
+redis.call('ZADD', prefix .. 'ten:' .. tenant, whole(seq), rid)
+redis.call('ZADD', expiry, ARGV[8], rid)
+if ahead == 0 then begin_to_wait(tenant, int(m[2])) end
+wake_unseen(now_ms, seq)
+local turn = redis.call('ZRANK', act, tenant)
+return {'ok', 1 + math.min(all, ahead * redis.call('ZCARD', act) + turn), 1, 0}

@@ -11,4 +11,4 @@ local frames = {}
 if tonumber(ARGV[4]) > 0 then
   frames = redis.call('LRANGE', prefix .. 'out:' .. ARGV[2], from, from + tonumber(ARGV[4]) - 1)
 end
-return {j[1], j[2], j[3] or '', frames}
+return {j[1], j[2] or '', j[3] or '', frames}

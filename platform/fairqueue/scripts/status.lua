@@ -15,6 +15,6 @@ for i, name in ipairs(NAMES) do
   flat[#flat + 1] = name
   flat[#flat + 1] = by_name[name]
 end
-local queue_us = tonumber(by_name.queue_us)
+local queue_us = tonumber(by_name.queue_us) or 0
 if by_name.state == 'queued' then queue_us = queue_us + math.max(now - tonumber(by_name.since_us), 0) end
 return {position(ARGV[2], by_name.tenant), queue_us, flat}

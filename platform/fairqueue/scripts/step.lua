@@ -10,8 +10,9 @@ local worker = ARGV[2]
 local lease_until = now_ms + tonumber(ARGV[3])
 local tick_tokens, tick_ms, log_max = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local holding, entries = cmsgpack.unpack(ARGV[8]), cmsgpack.unpack(ARGV[9])
-local aborts, stale, named, told = {}, {}, {}, {}
-local mailboxes, leases = {}, {}
+local aborts, stale, told = {}, {}, {}
+local mailboxes, leases, charges = {}, {}, {}
+local owned, running = {}, 0
 local PUSH_MAX = 1000
 
 local function abort(rid, reason)
@@ -35,68 +36,81 @@ local function append(rid, frames)
 end
 
 -- Charges up to the cumulative service of the attempt. The first charge corrects the prepaid input by what was cached.
-local function tick(job, j, e)
-  local completion, charged_ms = e[7], tonumber(j[9])
+local function tick(writes, e, tenant, weight, paid, spent, pre_out, charged_tokens, charged_ms)
+  local completion = e[7]
   if e[5] == 0 and completion == 0 then return end
-  if charged_ms ~= 0 and completion - tonumber(j[8]) < tick_tokens and now_ms - charged_ms < tick_ms then return end
-  local weight, paid = tonumber(j[4]), tonumber(j[5])
-  local spent = math.max(tonumber(j[6]), virtual(e[10] + e[11], weight))
-  local target = math.max(spent, virtual(e[10] + math.max(e[11], tonumber(j[7])), weight))
-  redis.call('HSET', job, 'spent', whole(spent), 'paid', whole(target), 'charged_tokens', completion,
-    'charged_ms', now_ms)
-  if target ~= paid then charge(j[10], target - paid) end
+  if charged_ms ~= 0 and completion - charged_tokens < tick_tokens and now_ms - charged_ms < tick_ms then return end
+  spent = math.max(spent, virtual(e[10] + e[11], weight))
+  local target = math.max(spent, virtual(e[10] + math.max(e[11], pre_out), weight))
+  local n = #writes
+  writes[n + 1], writes[n + 2], writes[n + 3], writes[n + 4] = 'spent', whole(spent), 'paid', whole(target)
+  writes[n + 5], writes[n + 6], writes[n + 7], writes[n + 8] = 'charged_tokens', completion, 'charged_ms', now_ms
+  if target ~= paid then charges[tenant] = (charges[tenant] or 0) + target - paid end
 end
 
 -- e: request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in, out, progressed.
-local function write(e, j)
-  local rid, job, frames, last = e[1], job_key(e[1]), e[4], tonumber(j[3])
+local function write(e)
+  local rid, job, frames = e[1], job_key(e[1]), e[4]
+  local state, fence, owner, last, log_bytes, mailbox, prompt, cached, completion, reasoning, tenant, weight, paid, spent,
+    pre_out, charged_tokens, charged_ms = unpack(redis.call('HMGET', job, 'state', 'fence', 'worker', 'last_seq',
+    'log_bytes', 'mailboxes', 'prompt', 'cached', 'completion', 'reasoning', 'tenant', 'weight', 'paid', 'spent',
+    'pre_out', 'charged_tokens', 'charged_ms'))
+  if state ~= 'running' or fence ~= e[2] then
+    stale[#stale + 1] = rid
+    return abort(rid, 'fence')
+  end
+  if owner == worker and not owned[rid] then
+    owned[rid], running = true, running + 1
+  end
+  last = int(last)
   local known = last + 1 - e[3]
   if known < 0 then return abort(rid, 'gap') end
-  local fresh, size = {}, tonumber(j[11])
-  for i = known + 1, #frames do
-    fresh[#fresh + 1] = frames[i]
-    size = size + #frames[i]
+  local fresh, size = frames, int(log_bytes)
+  if known > 0 then
+    fresh = {}
+    for i = known + 1, #frames do fresh[#fresh + 1] = frames[i] end
   end
+  for i = 1, #fresh do size = size + #fresh[i] end
   if #fresh > 0 and size > log_max then return abort(rid, 'log_full') end
   -- A step that comes late, after its repeat and others, says nothing new.
-  if e[7] < tonumber(j[13]) or (#frames > 0 and #fresh == 0) then return end
+  if e[7] < int(completion) or (#frames > 0 and #fresh == 0) then return end
+  local writes = {'completion', e[7], 'delivered', e[9]}
   if #fresh > 0 then
     append(rid, fresh)
-    publish_later(j[12], {'f', rid, e[2], last + 1, fresh})
+    publish_later(mailbox, {'f', rid, e[2], last + 1, fresh})
+    writes[5], writes[6], writes[7], writes[8] = 'last_seq', last + #fresh, 'log_bytes', size
   end
-  redis.call('HSET', job, 'last_seq', last + #fresh, 'log_bytes', size, 'prompt', e[5], 'cached', e[6],
-    'completion', e[7], 'reasoning', e[8], 'delivered', e[9])
-  tick(job, j, e)
+  -- The prompt's counts are the same at almost every step.
+  if e[5] ~= int(prompt) or e[6] ~= int(cached) or e[8] ~= int(reasoning) then
+    for _, value in ipairs({'prompt', e[5], 'cached', e[6], 'reasoning', e[8]}) do writes[#writes + 1] = value end
+  end
+  tick(writes, e, tenant, tonumber(weight), int(paid), int(spent), tonumber(pre_out), int(charged_tokens),
+    int(charged_ms))
+  redis.call('HSET', job, unpack(writes))
   if e[12] then
     leases[#leases + 1] = lease_until
     leases[#leases + 1] = rid
   end
 end
 
-for _, rid in ipairs(holding) do named[rid] = true end
-for _, e in ipairs(entries) do
-  local rid = e[1]
-  named[rid] = true
-  local j = redis.call('HMGET', job_key(rid), 'state', 'fence', 'last_seq', 'weight', 'paid', 'spent', 'pre_out',
-    'charged_tokens', 'charged_ms', 'tenant', 'log_bytes', 'mailboxes', 'completion')
-  if j[1] == 'running' and j[2] == e[2] then
-    write(e, j)
-  else
-    stale[#stale + 1] = rid
-    abort(rid, 'fence')
-  end
-end
+for _, e in ipairs(entries) do write(e) end
 if #leases > 0 then redis.call('ZADD', lease, unpack(leases)) end
+for tenant, delta in pairs(charges) do charge(tenant, delta) end
 for box, messages in pairs(mailboxes) do redis.call('PUBLISH', box, cmsgpack.pack(messages)) end
 
 local flags = redis.call('HGETALL', prefix .. 'flags:' .. worker)
 for i = 1, #flags, 2 do abort(flags[i], flags[i + 1]) end
 
--- What is leased to the worker, against what it thinks it has.
-local held, owned = redis.call('ZRANGE', prefix .. 'held:' .. worker, 0, -1, 'WITHSCORES'), {}
-for i = 1, #held, 2 do
-  owned[held[i]] = true
-  if not named[held[i]] and tonumber(held[i + 1]) + tonumber(ARGV[7]) < now_ms then give_up(held[i], now, 'back') end
+-- What is leased to the worker, against what it thinks it has. Where all of it ran in this step, `owned` is whole.
+if redis.call('ZCARD', prefix .. 'held:' .. worker) ~= running then
+  local named = {}
+  for _, e in ipairs(entries) do named[e[1]] = true end
+  for _, rid in ipairs(holding) do named[rid] = true end
+  local held = redis.call('ZRANGE', prefix .. 'held:' .. worker, 0, -1, 'WITHSCORES')
+  for i = 1, #held, 2 do
+    owned[held[i]] = true
+    if not named[held[i]] and tonumber(held[i + 1]) + tonumber(ARGV[7]) < now_ms then give_up(held[i], now, 'back') end
+  end
 end
 for _, rid in ipairs(holding) do
   if not owned[rid] then abort(rid, 'fence') end

@@ -31,10 +31,31 @@ JOB_FIELDS = [
 ]
 
 
+# A number that was never written is 0.
+NUMBERS = {
+    "attempt",
+    "last_seq",
+    "prompt",
+    "cached",
+    "completion",
+    "delivered",
+    "paid",
+    "spent",
+    "deaths",
+    "lapses",
+    "queue_us",
+}
+
+
+def _fields(values: list[bytes | None]) -> dict[str, str]:
+    pairs = zip(JOB_FIELDS, values, strict=True)
+    return {name: (value or (b"0" if name in NUMBERS else b"")).decode() for name, value in pairs}
+
+
 async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str, Any]:
     prefix = queue.keys.prefix
     pipe = redis.pipeline(transaction=True)
-    for name in ("act", "busy", "rest", "idle", "wakes", "unsettled", "lease"):
+    for name in ("act", "busy", "rest", "idle", "wakes", "unsettled", "lease", "expiry"):
         pipe.zrange(prefix + name, 0, -1, withscores=True)
     pipe.hgetall(prefix + "meta")
     pipe.xrange(prefix + "usage")
@@ -43,7 +64,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
     for rid in rids:
         pipe.hmget(f"{prefix}job:{rid}", JOB_FIELDS)
         pipe.lrange(f"{prefix}out:{rid}", 0, -1)
-    act, busy, rest, idle, wakes, unsettled, lease, meta, usage, dead, tombs, *jobs = await pipe.execute()
+    act, busy, rest, idle, wakes, unsettled, lease, expiry, meta, usage, dead, tombs, *jobs = await pipe.execute()
 
     def numbers(pairs: list[tuple[bytes, float]]) -> dict[str, int]:
         return {name.decode(): int(score) for name, score in pairs}
@@ -55,7 +76,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         "v": figures.get("v", 0),
         "seq": figures.get("seq", 0),
         "pass_v": figures.get("pass_v"),
-        "waiting": figures.get("waiting", 0),
+        "waiting": len(expiry),
         "waiting_bytes": figures.get("waiting_bytes", 0),
         "counters": homes[0] | homes[1] | homes[2],
         "act": [tenant.decode() for tenant, _ in act],
@@ -66,9 +87,6 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         "usage": [usage_from_stream(fields).request_id for _, fields in usage],
         "dead": [fields[b"request"].decode() for _, fields in dead],
         "tombs": {key.decode().rsplit(":", 1)[1] for key in tombs},
-        "jobs": {
-            rid: dict(zip(JOB_FIELDS, [(value or b"").decode() for value in values], strict=True))
-            for rid, values in zip(rids, jobs[::2], strict=True)
-        },
+        "jobs": {rid: _fields(values) for rid, values in zip(rids, jobs[::2], strict=True)},
         "logs": dict(zip(rids, jobs[1::2], strict=True)),
     }

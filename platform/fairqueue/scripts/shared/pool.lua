@@ -22,9 +22,13 @@ local function ms(now_us) return math.floor(now_us / 1000) end
 
 local function job_key(rid) return prefix .. 'job:' .. rid end
 
-local function waiting() return tonumber(redis.call('HGET', meta, 'waiting') or '0') end
+-- A field that was never written is 0: a waiting request is small, and most of its fields come with its attempt.
+local function int(value) return tonumber(value or 0) end
 
-local function virtual_time() return tonumber(redis.call('HGET', meta, 'v') or '0') end
+-- Each waiting request has one place in `expiry`.
+local function waiting() return redis.call('ZCARD', expiry) end
+
+local function virtual_time() return int(redis.call('HGET', meta, 'v')) end
 
 local function virtual(service, weight) return math.floor(service * 1000 / weight) end
 
@@ -55,15 +59,17 @@ local function place(tenant, delta)
   if into then redis.call('ZADD', into, whole(counter), tenant) end
 end
 
+-- Adds to the counter of a tenant that runs, and so stands in one of two sets. Returns true when it waits too.
 local function charge(tenant, delta)
-  local _, set = counter_of(tenant)
-  if set then redis.call('ZINCRBY', set, whole(delta), tenant) else place(tenant, delta) end
+  for _, set in ipairs({act, busy}) do
+    if redis.call('ZADD', set, 'XX', 'INCR', whole(delta), tenant) then return set == act end
+  end
+  place(tenant, delta)
 end
 
--- Wakes one idle worker that has not looked since the newest event; those that have looked could not use it.
-local function wake_one(now_ms)
-  local seq = redis.call('HGET', meta, 'seq') or '0'
-  local worker = redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. seq, 'LIMIT', 0, 1)[1]
+-- Wakes one idle worker that has not looked since event `seq`, the newest; those that have looked could not use it.
+local function wake_unseen(now_ms, seq)
+  local worker = redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. whole(seq), 'LIMIT', 0, 1)[1]
   if not worker then return 0 end
   redis.call('ZREM', idle, worker)
   redis.call('ZADD', wakes, now_ms, worker)
@@ -71,39 +77,41 @@ local function wake_one(now_ms)
   return 1
 end
 
+local function wake_one(now_ms) return wake_unseen(now_ms, int(redis.call('HGET', meta, 'seq'))) end
+
 -- The queue changed for those who had looked: a request came back, or one that blocked others is gone.
 local function changed(now_ms)
   if waiting() == 0 then return end
-  redis.call('HINCRBY', meta, 'seq', 1)
-  wake_one(now_ms)
+  wake_unseen(now_ms, redis.call('HINCRBY', meta, 'seq', 1))
 end
 
--- The worker is awake: its wake is used. Returns 1 when one was pending.
+-- The worker is awake: its wake is used. Returns 1 when one was pending. It is idle, or has a wake, or neither.
 local function awake(worker)
-  redis.call('ZREM', idle, worker)
+  if redis.call('ZREM', idle, worker) == 1 or redis.call('ZREM', wakes, worker) == 0 then return 0 end
   redis.call('DEL', prefix .. 'wake:' .. worker)
-  return redis.call('ZREM', wakes, worker)
+  return 1
 end
 
 local function join(rid, tenant, seq, expires_ms, bytes)
   redis.call('ZADD', prefix .. 'ten:' .. tenant, seq, rid)
   redis.call('ZADD', expiry, expires_ms, rid)
-  redis.call('HINCRBY', meta, 'waiting', 1)
   redis.call('HINCRBY', meta, 'waiting_bytes', bytes)
 end
 
 local function part(rid, tenant, bytes)
   redis.call('ZREM', prefix .. 'ten:' .. tenant, rid)
   redis.call('ZREM', expiry, rid)
-  redis.call('HINCRBY', meta, 'waiting', -1)
   redis.call('HINCRBY', meta, 'waiting_bytes', -tonumber(bytes))
 end
 
-local function release(rid, tenant, worker)
+-- The worker's slot is free. Returns true when the tenant runs something else.
+local function release(rid, tenant, worker, cancel)
   redis.call('ZREM', lease, rid)
   redis.call('ZREM', prefix .. 'held:' .. worker, rid)
-  redis.call('HDEL', prefix .. 'flags:' .. worker, rid)
-  if redis.call('HINCRBY', infl, tenant, -1) <= 0 then redis.call('HDEL', infl, tenant) end
+  if cancel and cancel ~= '' then redis.call('HDEL', prefix .. 'flags:' .. worker, rid) end
+  if redis.call('HINCRBY', infl, tenant, -1) > 0 then return true end
+  redis.call('HDEL', infl, tenant)
+  return false
 end
 
 -- Finished work in this window and the one before: {ms into it, requests, tokens, requests before, tokens before}.
@@ -119,8 +127,12 @@ end
 
 local function measure(now_ms, tokens)
   local w = window(now_ms)
-  redis.call('HSET', meta, 'win', math.floor(now_ms / WINDOW_MS), 'win_n', w[2] + 1, 'win_t', whole(w[3] + tokens),
-    'old_n', w[4], 'old_t', whole(w[5]))
+  if w[2] > 0 then
+    redis.call('HSET', meta, 'win_n', w[2] + 1, 'win_t', whole(w[3] + tokens))
+  else
+    redis.call('HSET', meta, 'win', math.floor(now_ms / WINDOW_MS), 'win_n', 1, 'win_t', whole(tokens),
+      'old_n', w[4], 'old_t', whole(w[5]))
+  end
 end
 
 -- The fields of a usage record, from the job. The stream and the sweep of unsettled requests say the same.
@@ -139,36 +151,50 @@ local function usage_fields(rid)
   return flat
 end
 
--- Every end passes here: state, charge, usage record, unsettled list. The counts on the job are what is billed.
-local function close(rid, now_us, outcome, finish, err)
+-- Every end passes here: state, charge, usage record, unsettled list. `said` is what its worker tells of the end;
+-- without a worker, the counts on the request are what is billed.
+local function close(rid, now_us, outcome, finish, err, said)
   local job, now_ms = job_key(rid), ms(now_us)
-  local j = redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid', 'bytes', 'blk', 'prompt',
-    'completion', 'queue_us', 'since_us')
-  local tenant = j[2]
-  if j[1] == 'queued' then
-    part(rid, tenant, j[6])
-    redis.call('HSET', job, 'queue_us', whole(tonumber(j[10]) + math.max(now_us - tonumber(j[11]), 0)))
+  local state, tenant, worker, spent, paid, bytes, blocking, cancel, prompt, cached, completion, reasoning, delivered,
+    queue_us, since_us, head, attempt = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
+    'bytes', 'blk', 'cancel', 'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'queue_us', 'since_us', 'head',
+    'attempt'))
+  local s = said or {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
+  local waited, runs = int(queue_us), nil
+  if state == 'queued' then
+    part(rid, tenant, bytes)
+    waited = waited + math.max(now_us - int(since_us), 0)
   else
-    release(rid, tenant, j[3])
-    measure(now_ms, tonumber(j[8]) + tonumber(j[9]))
+    runs = release(rid, tenant, worker, cancel)
+    measure(now_ms, s[1] + s[3])
   end
   redis.call('HSET', job, 'state', 'ended', 'outcome', outcome, 'finish', finish, 'error', err, 'blk', '',
-    'billed_at_ms', now_ms, 'paid', j[4])
-  redis.call('XADD', usage, '*', unpack(usage_fields(rid)))
+    'billed_at_ms', now_ms, 'queue_us', whole(waited), 'prompt', s[1], 'cached', s[2], 'completion', s[3],
+    'reasoning', s[4], 'delivered', s[5], 'timings', s[6], 'verdicts', s[7], 'log_key', s[8], 'spent', whole(s[9]),
+    'paid', whole(s[9]))
+  redis.call('XADD', usage, '*', 'ticket', head, 'prompt', s[1], 'cached', s[2], 'completion', s[3], 'reasoning', s[4],
+    'delivered', s[5], 'outcome', outcome, 'finish', finish, 'error', err, 'attempt', attempt or 0,
+    'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
+    'log_key', s[8])
   redis.call('ZADD', unsettled, now_ms, rid)
-  place(tenant, tonumber(j[4]) - tonumber(j[5]))
-  if j[7] == '1' then changed(now_ms) end
+  if not runs then
+    place(tenant, s[9] - int(paid))
+  elseif s[9] ~= int(paid) then
+    charge(tenant, s[9] - int(paid))
+  end
+  if blocking == '1' then changed(now_ms) end
 end
 
 -- For an end that no worker makes: bill what the log holds; an empty log bills nothing.
 local function bill_log(rid)
-  local j = redis.call('HMGET', job_key(rid), 'last_seq', 'completion', 'reasoning', 'delivered')
-  if j[1] == '0' then
+  local last_seq, completion, reasoning, delivered = unpack(redis.call('HMGET', job_key(rid), 'last_seq', 'completion',
+    'reasoning', 'delivered'))
+  if int(last_seq) == 0 then
     redis.call('HSET', job_key(rid), 'prompt', 0, 'cached', 0, 'completion', 0, 'reasoning', 0, 'delivered', 0)
     return
   end
-  local completion = math.min(tonumber(j[2]), tonumber(j[4]))
-  redis.call('HSET', job_key(rid), 'completion', completion, 'reasoning', math.min(tonumber(j[3]), completion))
+  completion = math.min(int(completion), int(delivered))
+  redis.call('HSET', job_key(rid), 'completion', completion, 'reasoning', math.min(int(reasoning), completion))
 end
 
 local function bury(rid, now_ms)
@@ -181,36 +207,35 @@ end
 -- 'back' (handed back, or a claim whose reply was lost) does not. Returns 'ended', 'dead' or 'requeued'.
 local function give_up(rid, now_us, why, lapses_max, deaths_max)
   local job, now_ms = job_key(rid), ms(now_us)
-  local j = redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent',
-    'seq', 'expires_ms', 'bytes', 'attempt', 'losses')
-  local lapses, deaths = tonumber(j[3]), tonumber(j[4])
+  local cancel, last_seq, lapses, deaths, worker, tenant, paid, spent, seq, expires_ms, bytes, attempt, losses = unpack(
+    redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent', 'seq',
+    'expires_ms', 'bytes', 'attempt', 'losses'))
+  lapses, deaths = int(lapses), int(deaths)
   if why == 'lapse' then lapses = lapses + 1 end
   if why == 'death' then deaths = deaths + 1 end
   if why ~= 'back' then
     redis.call('HSET', job, 'lapses', lapses, 'deaths', deaths,
-      'losses', j[13] .. why .. ' ' .. j[5] .. ' ' .. j[12] .. ' ' .. whole(now_ms) .. '\n')
+      'losses', (losses or '') .. why .. ' ' .. worker .. ' ' .. attempt .. ' ' .. whole(now_ms) .. '\n')
   end
-  if j[1] ~= '' then
-    bill_log(rid)
+  bill_log(rid)
+  if cancel and cancel ~= '' then
     close(rid, now_us, 'cancelled', '', 'request_cancelled')
     return 'ended'
   end
-  if j[2] ~= '0' then
-    bill_log(rid)
+  if int(last_seq) ~= 0 then
     close(rid, now_us, 'failed', '', 'worker_lost')
     return 'ended'
   end
   if why ~= 'back' and (deaths >= deaths_max or lapses >= lapses_max) then
-    bill_log(rid)
     bury(rid, now_ms)
     close(rid, now_us, 'failed', '', 'dead_letter')
     return 'dead'
   end
-  bill_log(rid)
-  release(rid, j[6], j[5])
-  redis.call('HSET', job, 'state', 'queued', 'fence', '', 'worker', '', 'since_us', whole(now_us), 'paid', j[8])
-  join(rid, j[6], j[9], j[10], j[11])
-  place(j[6], tonumber(j[8]) - tonumber(j[7]))
+  release(rid, tenant, worker, cancel)
+  redis.call('HSET', job, 'state', 'queued', 'fence', '', 'worker', '', 'since_us', whole(now_us),
+    'paid', whole(int(spent)))
+  join(rid, tenant, seq, expires_ms, bytes)
+  place(tenant, int(spent) - int(paid))
   changed(now_ms)
   return 'requeued'
 end
