@@ -81,7 +81,7 @@ def django_db_modify_db_settings(postgres_url: str) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _empties_what_only_grows() -> Iterator[None]:
-    """Between tests Django truncates every table, also those that refuse it: their triggers sleep for that statement."""
+    """Between tests Django truncates every table, also those that refuse it: their triggers sleep meanwhile."""
     from django.db.backends.postgresql.operations import DatabaseOperations
 
     flush = DatabaseOperations.sql_flush

@@ -4,6 +4,7 @@ Reads only. What ClickHouse cannot answer right now is said on the page, never a
 """
 
 import datetime
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -30,6 +31,7 @@ from contracts.models import ModelCard
 from contracts.money import text_from_nano
 from contracts.names import MODELS, WORKERS_PATTERN, worker_id_of
 from contracts.wire import decode
+from controlplane.database import AGAIN_SECONDS, is_away
 from controlplane.env import environment
 from stores.clickhouse import ClickHouseUnavailable
 from stores.redis_blocking import blocking_redis
@@ -43,6 +45,11 @@ ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#1d4ed8"/>'
     '<path d="M6 12h9v12M6 17h9M6 22h9" stroke="#fff" stroke-width="2.5" fill="none"/>'
     '<path d="M15 12c7 0 7 12 11 12" stroke="#93c5fd" stroke-width="2.5" fill="none"/></svg>'
+)
+
+_AWAY_PAGE = (
+    "<!doctype html><html lang=en><title>Weir</title><p>The database does not answer right now, or not in time. "
+    "Nothing was changed; try again in a few seconds."
 )
 
 T = TypeVar("T")
@@ -89,7 +96,16 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """500 without a traceback."""
+    """500 without a traceback; 503 where it is PostgreSQL that does not answer, or not in time."""
+    if is_away(sys.exc_info()[1]):
+        answer: HttpResponse
+        if _is_page(request):
+            answer = HttpResponse(_AWAY_PAGE, status=503)
+        else:
+            away = "The database does not answer right now."
+            answer = _error(away, status=503, kind="service_unavailable_error", code="service_unavailable")
+        answer["Retry-After"] = str(AGAIN_SECONDS)
+        return answer
     return _error("Something went wrong on our side.", status=500, kind="api_error", code="internal_error")
 
 

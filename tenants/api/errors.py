@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db import DataError, IntegrityError, OperationalError
+from django.db import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
 from django.http import Http404, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -60,7 +60,7 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, DjangoValidationError):
         param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
         return _answer(400, message, param=param)
-    if isinstance(error, IntegrityError | DataError | OperationalError):
+    if isinstance(error, IntegrityError | DataError | OperationalError | InterfaceError | InternalError):
         return database_error(error)
     if isinstance(error, SuspiciousOperation):
         return _unreadable(error)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import uuid_utils
-from django.db import OperationalError, transaction
+from django.db import InterfaceError, InternalError, OperationalError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -60,7 +60,7 @@ class Route(viewsets.GenericViewSet[M]):
                 response = super().dispatch(request, *args, **kwargs)
                 if response.status_code >= 400:
                     transaction.set_rollback(True)
-        except OperationalError as error:
+        except (OperationalError, InterfaceError, InternalError) as error:
             response = as_json(database_error(error))
         response.headers.setdefault("X-Request-ID", str(uuid_utils.uuid7()))
         response.headers.setdefault("Cache-Control", "no-store")
