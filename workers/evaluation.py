@@ -23,6 +23,7 @@ from stores.objects import ObjectStoreError
 from workers.uploads import BATCH_MAX, Uploader
 
 WAITING_MAX = 256
+LINGER_SECONDS = 0.5  # what ends together is uploaded together: the spool is listed once
 RETRY_SECONDS = (1.0, 5.0, 15.0, 60.0)
 
 log = structlog.get_logger(__name__)
@@ -139,6 +140,7 @@ class EvaluationLog:
                     await uploads.wait()
             except TimeoutError:
                 pass  # time to try again
+            await asyncio.sleep(LINGER_SECONDS)
             uploads.clear()
             if await self._upload_all():
                 failures = 0

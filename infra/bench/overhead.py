@@ -7,7 +7,8 @@ the machine's mood meets both sides:
 - latency: one request open at a time, in threes: the engine, the platform as the demo tenant with its guardrail policy,
   and the platform as a tenant without one (an output rule may have to wait for the next token before it lets a word
   go, which is the rule's price and not the path's). Which goes first rotates.
-- throughput: rounds of many requests, as many open as stated, as the demo tenant; which side goes first alternates.
+- throughput: rounds of many requests, as many open as stated, in threes alike. The demo tenant also has its prompts and
+  answers kept as evaluation logs; those are uploaded when the serving leaves time, and every round waits for that.
 
 No prompt is seen twice by one side, and the platform's cache salt keeps the two sides' caches apart, so both compute
 every prompt from cold. Answers are compared: the same work was done when texts are equal (temperature 0).
@@ -25,10 +26,12 @@ from infra.bench.engine_metrics import Occupancy, watching
 from infra.bench.load import Answer, Connection, Target, open_connections, run_closed_loop, stream_chat
 from infra.bench.output import Measure
 from infra.bench.prompts import make_prompt
+from infra.bench.quiet import quiet
 from infra.bench.record import Load
 from infra.bench.stats import bootstrap_interval, percentile
 
 NAME = "overhead"
+QUIET_SECONDS_MAX = 10.0
 TARGETS = {"added_ttft_p50_ms": 8.0, "added_ttft_p99_ms": 25.0, "throughput": 0.97}
 PEER = "the engine directly"
 
@@ -43,7 +46,7 @@ class Plan:
 
     requests: int = 100
     concurrency: int = 8
-    rounds: int = 4
+    rounds: int = 6
     waves: int = 2
     prompt_words: int = 40
     max_tokens: int = 32
@@ -56,7 +59,7 @@ class Plan:
     def steps(self) -> int:
         """How many requests the whole plan sends, for the progress bar."""
         crowd = self.concurrency * (1 + self.rounds * self.waves)
-        return 3 * (self.warmup + self.requests) + 2 * crowd
+        return 3 * (self.warmup + self.requests + crowd)
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ class Side:
 
 @dataclass(slots=True)
 class Comparison:
-    """All sides of a whole run. `bare`: the platform as a tenant without a guardrail policy, requests alone only."""
+    """All sides of a whole run. `bare`: the platform as a tenant without a guardrail policy and evaluation logs."""
 
     plan: Plan
     direct: Side
@@ -134,16 +137,15 @@ async def run(*, direct: Target, weir: Target, bare: Target, plan: Plan, advance
     async with (
         open_connections(direct, count=plan.concurrency) as to_direct,
         open_connections(weir, count=plan.concurrency) as to_weir,
-        open_connections(bare, count=1) as to_bare,
+        open_connections(bare, count=plan.concurrency) as to_bare,
         watching(direct) as found.occupancy,
     ):
         lanes = [(found.direct, to_direct), (found.weir, to_weir), (found.bare, to_bare)]
-        crowds = lanes[:2]
         for index in range(plan.warmup):
             for _, connections in lanes:
                 await _one(connections[0], plan, index=-1 - index)
                 advance(1)
-        for _, connections in crowds:
+        for _, connections in lanes:
             await _round(connections, plan, index=-1, waves=1)
             advance(plan.concurrency)
         for index in range(plan.requests):
@@ -154,7 +156,9 @@ async def run(*, direct: Target, weir: Target, bare: Target, plan: Plan, advance
                 side.alone_seconds += answer.total
                 advance(1)
         for index in range(plan.rounds):
-            for side, connections in crowds if index % 2 == 0 else crowds[::-1]:
+            first = index % len(lanes)
+            for side, connections in lanes[first:] + lanes[:first]:
+                await quiet(seconds=QUIET_SECONDS_MAX)
                 side.rounds.append(await _round(connections, plan, index=index, waves=plan.waves))
                 advance(plan.concurrency * plan.waves)
     return found
@@ -179,22 +183,27 @@ def measures(found: Comparison, *, engine: str) -> list[Measure]:
     """The lines of a run without failures. Raises ValueError when nothing was measured."""
     plan = found.plan
     lines = [*_latency(found, found.weir, engine=engine), *_latency(found, found.bare, engine=engine)]
-    crowd: dict[str, str | int | float] = {
+    lines += [*_throughput(found, found.weir, engine=engine), *_throughput(found, found.bare, engine=engine)]
+    alone: dict[str, str | int | float] = {"engine": engine, "concurrency": 1, "requests": plan.requests}
+    lines.append(Measure(bench=NAME, case=alone, metric="unequal_answers", value=found.unequal(), unit="answers"))
+    return lines
+
+
+def _throughput(found: Comparison, side: Side, *, engine: str) -> Iterator[Measure]:
+    """Tokens a second of the median round, and their ratio to the engine's own."""
+    plan = found.plan
+    case: dict[str, str | int | float] = {
         "engine": engine,
+        "guard": "policy" if side is found.weir else "none",
         "concurrency": plan.concurrency,
         "requests": plan.concurrency * plan.waves * plan.rounds,
     }
-    mine, peer = found.weir.tokens_per_second, found.direct.tokens_per_second
+    mine, peer = side.tokens_per_second, found.direct.tokens_per_second
     for metric, value, unit, beside in (
         ("output_tokens_per_second", mine, "tokens/s", peer),
         ("throughput", mine / peer, "ratio", 1.0),
     ):
-        lines.append(
-            Measure(bench=NAME, case=crowd, metric=metric, value=value, unit=unit, peer=PEER, peer_value=beside)
-        )
-    alone: dict[str, str | int | float] = {"engine": engine, "concurrency": 1, "requests": plan.requests}
-    lines.append(Measure(bench=NAME, case=alone, metric="unequal_answers", value=found.unequal(), unit="answers"))
-    return lines
+        yield Measure(bench=NAME, case=case, metric=metric, value=value, unit=unit, peer=PEER, peer_value=beside)
 
 
 def _latency(found: Comparison, side: Side, *, engine: str) -> Iterator[Measure]:

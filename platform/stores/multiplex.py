@@ -85,6 +85,7 @@ class _Line(asyncio.Protocol):
         self._reply_seconds = reply_seconds
         self._loop = asyncio.get_running_loop()
         self._pending: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
         self._overdue: asyncio.Future[Any] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -100,10 +101,18 @@ class _Line(asyncio.Protocol):
             raise RedisConnectionError(f"{PENDING_MAX} calls wait for a reply already")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append(reply)
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type] # the stub wants a tuple of one
+        self._unsent.append(hiredis.pack_command(command))  # type: ignore[arg-type] # the stub wants a tuple of one
+        if len(self._unsent) == 1:
+            self._loop.call_soon(self._flush)
         if self._watch is None:
             self._watch = self._loop.call_later(self._reply_seconds, self._look)
         return reply
+
+    def _flush(self) -> None:
+        """What one turn of the loop asked goes in one write: a write is a sixth of what a request costs a gateway."""
+        unsent, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(unsent))
 
     def _look(self) -> None:
         """The oldest call was there at the last look: at least so long without a reply."""

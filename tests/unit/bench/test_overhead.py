@@ -34,8 +34,8 @@ def side(name: str, *, ttft: float, seconds: float) -> Side:
 @pytest.fixture
 def found() -> Comparison:
     plan = Plan(requests=5, concurrency=2, rounds=3, waves=2)
-    bare = Side(Target(name="bare", model="m"), [answer(ttft=0.104)] * 5, 1.0)
-    return Comparison(plan, side("engine", ttft=0.1, seconds=1.0), side("weir", ttft=0.106, seconds=1.25), bare)
+    engine, weir = side("engine", ttft=0.1, seconds=1.0), side("weir", ttft=0.106, seconds=1.25)
+    return Comparison(plan, engine, weir, side("bare", ttft=0.104, seconds=1.02))
 
 
 class TestMeasures:
@@ -49,10 +49,12 @@ class TestMeasures:
         assert lines["added_itl_p99_ms", "policy"].value == pytest.approx(0.0, abs=1e-9)
 
     def test_takes_throughput_from_the_median_round(self, found: Comparison) -> None:
-        lines = {line.metric: line for line in measures(found, engine="simulated")}
-        assert lines["output_tokens_per_second"].value == pytest.approx(12 / 1.25)
-        assert lines["throughput"].value == pytest.approx(0.8)
-        assert lines["throughput"].case == {"engine": "simulated", "concurrency": 2, "requests": 12}
+        lines = {(line.metric, line.case.get("guard")): line for line in measures(found, engine="simulated")}
+        assert lines["output_tokens_per_second", "policy"].value == pytest.approx(12 / 1.25)
+        assert lines["throughput", "policy"].value == pytest.approx(0.8)
+        assert lines["throughput", "none"].value == pytest.approx(1 / 1.02)
+        case = {"engine": "simulated", "guard": "policy", "concurrency": 2, "requests": 12}
+        assert lines["throughput", "policy"].case == case
 
     def test_counts_pairs_that_did_not_get_the_same_answer(self, found: Comparison) -> None:
         found.weir.alone[2] = answer(ttft=0.106, text="abd")
@@ -67,7 +69,8 @@ class TestMeasures:
         rows = dict(verdict_rows(found, measures(found, engine="simulated")))
         assert rows["added_ttft_p50_ms guard=policy"].endswith("met")
         assert rows["added_ttft_p50_ms guard=none"].endswith("met")
-        assert rows["throughput"].endswith("missed")
+        assert rows["throughput guard=policy"].endswith("missed")
+        assert rows["throughput guard=none"].endswith("met")
 
 
 class TestLoad:
@@ -120,4 +123,4 @@ class TestPlan:
     def test_counts_what_it_sends(self) -> None:
         plan = Plan(requests=10, concurrency=2, rounds=3, waves=4, warmup=1)
         alone, crowd = 1 + 10, 2 + 3 * 2 * 4  # each with its warm-up
-        assert plan.steps == 3 * alone + 2 * crowd
+        assert plan.steps == 3 * (alone + crowd)
