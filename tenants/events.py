@@ -22,6 +22,7 @@ from kombu.messaging import Producer
 
 from tenants.actors import Actor
 from tenants.models import AuditEntry, OutboxEvent
+from tenants.pruning import delete_in_steps
 
 # kombu has no types: its calls are marked.
 EXCHANGE = Exchange("weir.events", type="topic", durable=True)  # type: ignore[no-untyped-call]
@@ -145,6 +146,4 @@ def keep_lost(*, now: datetime, after: timedelta = LOST_AFTER) -> int:
 
 def forget_sent(*, now: datetime) -> int:
     """Delete outbox rows sent long ago (their audit entries stay); returns how many."""
-    old = OutboxEvent.objects.filter(sent_at__lt=now - SENT_KEPT_FOR).order_by("id").values("id")[: BATCH * 10]
-    deleted, _ = OutboxEvent.objects.filter(id__in=list(old.values_list("id", flat=True))).delete()
-    return deleted
+    return delete_in_steps(OutboxEvent.objects.filter(sent_at__lt=now - SENT_KEPT_FOR))

@@ -32,6 +32,11 @@ app.conf.beat_schedule = {
         "schedule": 3600.0,
         "options": {"expires": 3600},
     },
+    "forget old sign-ins": {
+        "task": "controlplane.tasks.forget_old",
+        "schedule": 3600.0,
+        "options": {"expires": 3600},
+    },
     "tell of budgets": {
         "task": "controlplane.tasks.relay_budget_alerts",
         "schedule": 2.0,

@@ -34,7 +34,7 @@ class Environment(BaseSettings):
     require_mfa: bool | None = Field(default=None, validation_alias="WEIR_REQUIRE_MFA")
 
     database_url: SecretStr = SecretStr("postgresql://weir:weir@127.0.0.1:5432/weir")
-    # What a web process may ask of PostgreSQL: seconds of one statement, of a transaction that does nothing; 0 = no end.
+    # What a web process may ask of PostgreSQL: seconds of a statement, of a transaction that does nothing; 0 = no end.
     statement_seconds: float = Field(default=15, ge=0, le=3600, validation_alias="WEIR_DATABASE_STATEMENT_SECONDS")
     idle_transaction_seconds: float = Field(default=30, ge=0, le=3600, validation_alias="WEIR_DATABASE_IDLE_SECONDS")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")

@@ -4,9 +4,11 @@ import asyncio
 import logging
 
 from celery import shared_task
+from django.utils import timezone
 from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
+from controlplane import retention
 from controlplane.limits_audit import Findings, open_auditor
 from stores.clickhouse import ClickHouseError
 from tenants import limit_events
@@ -43,6 +45,12 @@ async def _check(tenants: list[str]) -> list[Findings]:
                 log.error("limits of tenant %s drifted: %s", tenant_id, drift)
             found.append(each)
     return found
+
+
+@shared_task(name="controlplane.tasks.forget_old")  # type: ignore[untyped-decorator] # celery has no types
+def forget_old() -> int:
+    """Delete what sign-ins left behind and is older than its stated time; returns how many rows."""
+    return retention.forget_sign_ins(now=timezone.now())
 
 
 @shared_task(name="controlplane.tasks.relay_budget_alerts")  # type: ignore[untyped-decorator] # celery has no types

@@ -5,17 +5,15 @@ that what was forgotten is never sent anew. Each pass deletes a bounded number o
 """
 
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef
 
+from tenants.pruning import delete_in_steps
 from tenants.webhooks.models import Delivery, DeliveryState, EndpointSecret, Event
 
 DELIVERED_FOR = timedelta(days=14)
 DEAD_FOR = timedelta(days=60)
 EVENTS_FOR = timedelta(days=60)
-ROWS_MAX = 5_000
-ROUNDS_MAX = 20
 
 
 def forget_old(*, now: datetime) -> int:
@@ -25,22 +23,4 @@ def forget_old(*, now: datetime) -> int:
     used = Delivery.objects.filter(event=OuterRef("id"))
     events = Event.objects.filter(~Exists(used), taken_at__lt=now - EVENTS_FOR)
     secrets = EndpointSecret.objects.filter(expires_at__lt=now)
-    return sum(_delete_old(rows) for rows in (delivered, dead, events, secrets))
-
-
-def _delete_old(rows: QuerySet[Any]) -> int:
-    """In short transactions, so that deliveries under way wait for none."""
-    total = 0
-    for _ in range(ROUNDS_MAX):
-        deleted = _delete_some(rows)
-        total += deleted
-        if deleted < ROWS_MAX:
-            break
-    return total
-
-
-def _delete_some(rows: QuerySet[Any]) -> int:
-    ids = list(rows.order_by("id").values_list("id", flat=True)[:ROWS_MAX])
-    deleted: int
-    deleted, _ = rows.model._default_manager.filter(id__in=ids).delete()  # noqa: SLF001 - Django's own API
-    return deleted
+    return sum(delete_in_steps(rows) for rows in (delivered, dead, events, secrets))

@@ -1,4 +1,4 @@
-"""What a web process may ask of PostgreSQL, on a real one: a statement that is too long, a transaction that sits idle."""
+"""What a web process may ask of PostgreSQL, on a real one: long statements, transactions that sit idle."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
