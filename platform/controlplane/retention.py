@@ -32,7 +32,7 @@ def forget_sign_ins(*, now: datetime) -> int:
 
 def _forget_marks(now: datetime) -> int:
     """Django's cache in PostgreSQL deletes what expired only when it is full; it has no model."""
-    table = connection.ops.quote_name(settings.CACHES["default"]["LOCATION"])
+    table = connection.ops.quote_name(str(settings.CACHES["default"]["LOCATION"]))
     with connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {table} WHERE expires < %s", [now])  # noqa: S608 - a name of our settings
         return int(cursor.rowcount)

@@ -14,11 +14,12 @@ from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from unfold.admin import TabularInline
 
 from contracts.errors import LimitExceeded
 from tenants.admin import SafeAdmin, actor_of, adopt
 from tenants.webhooks import selectors, services
-from tenants.webhooks.models import Delivery, DeliveryState, Endpoint
+from tenants.webhooks.models import Attempt, Delivery, DeliveryState, Endpoint
 
 
 @admin.register(Endpoint)
@@ -114,6 +115,22 @@ class EndpointAdmin(SafeAdmin):
         _each(self, request, queryset, act, what)
 
 
+class HistoryInline(TabularInline):  # type: ignore[misc] # unfold has no types
+    """Each try and what came of it, newest first."""
+
+    model = Attempt
+    verbose_name_plural = "attempts"
+    fields = readonly_fields = ["finished_at", "replay", "number", "response_status", "error", "latency_ms"]
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
 @admin.register(Delivery)
 class DeliveryAdmin(SafeAdmin):
     list_display = ["created_at", "event_name", "endpoint", "tenant", "state", "attempts", "response_status", "error"]
@@ -122,6 +139,7 @@ class DeliveryAdmin(SafeAdmin):
     search_fields = ["id", "event__id", "endpoint__id"]
     show_full_result_count = False
     actions = ["replay"]
+    inlines = [HistoryInline]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
         queryset: QuerySet[Delivery] = super().get_queryset(request)

@@ -16,7 +16,7 @@ from tenants.api.routes import OF_TENANT, Route
 from tenants.roles import Action
 from tenants.webhooks import selectors, services, shapes
 from tenants.webhooks.catalogue import EVENTS
-from tenants.webhooks.models import Delivery, DeliveryState, Endpoint
+from tenants.webhooks.models import Attempt, Delivery, DeliveryState, Endpoint
 
 
 @extend_schema_view(list=extend_schema(summary="List webhooks"), retrieve=extend_schema(summary="Read a webhook"))
@@ -129,3 +129,21 @@ class DeliveryRoute(mixins.ListModelMixin, Route[Delivery]):
     def replay(self, request: Request, pk: Any = None) -> Response:
         delivery, _ = self.to_change(), self.body(shapes.NothingIn)
         return Response(self.shown(services.replay(delivery=delivery, actor=actor_of(request))), status=202)
+
+
+@extend_schema_view(
+    list=extend_schema(summary="List attempts", description="Every try of every delivery; `delivery` names one."),
+    retrieve=extend_schema(summary="Read an attempt"),
+)
+class AttemptRoute(mixins.ListModelMixin, Route[Attempt]):
+    serializer_class = shapes.AttemptOut
+    queryset = Attempt.objects.all()
+    needs = {"list": Action.READ, "retrieve": Action.READ}
+    filters = {
+        "tenant": OF_TENANT,
+        "delivery": by_id("delivery_id", "Tries of this delivery."),
+        "endpoint": by_id("delivery__endpoint_id", "Tries at this webhook."),
+    }
+
+    def get_queryset(self) -> QuerySet[Attempt]:
+        return Attempt.objects.filter(self.mine())

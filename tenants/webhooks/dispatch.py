@@ -23,7 +23,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from tenants.webhooks import config, retries, selectors, services, signing
-from tenants.webhooks.models import Delivery, DeliveryState, DisabledReason, Endpoint
+from tenants.webhooks.models import ATTEMPTS_KEPT, Attempt, Delivery, DeliveryState, DisabledReason, Endpoint
 from tenants.webhooks.transport import Answer, Sender
 
 LEASE = timedelta(seconds=60)  # more than an attempt can take
@@ -56,6 +56,8 @@ class Job:
 
     delivery_id: uuid.UUID
     endpoint_id: uuid.UUID
+    tenant_id: uuid.UUID
+    replay: int
     attempt: int
     url: str
     headers: dict[str, str]
@@ -138,6 +140,7 @@ def finish(job: Job, answer: Answer, *, now: datetime, dice: Callable[[], float]
         if answer.accepted:
             if _close(job.delivery_id, job.attempt, DeliveryState.DELIVERED, now=now, **seen):
                 _healthy(job.endpoint_id, now)
+                _keep(job, now=now, **seen)
             return
         gone = answer.status == _GONE
         pause = retries.pause(tries=job.attempt, dice=dice(), retry_after_s=answer.retry_after_s)
@@ -147,6 +150,7 @@ def finish(job: Job, answer: Answer, *, now: datetime, dice: Callable[[], float]
             mine = _held(job).update(next_attempt_at=now + pause, updated_at=now, **seen)
         if mine:
             _unhealthy(job.endpoint_id, now, gone=gone)
+            _keep(job, now=now, **seen)
 
 
 def _due(*, most: int, now: datetime) -> list[uuid.UUID]:
@@ -167,6 +171,8 @@ def _job(row: Delivery, now: datetime) -> Job:
     return Job(
         delivery_id=row.id,
         endpoint_id=row.endpoint_id,
+        tenant_id=row.tenant_id,
+        replay=row.replays,
         attempt=row.attempts + 1,
         url=row.endpoint.url,
         headers=headers,
@@ -182,6 +188,22 @@ def _held(job: Job) -> QuerySet[Delivery]:
 def _close(delivery_id: uuid.UUID, attempt: int, state: DeliveryState, *, now: datetime, **seen: object) -> int:
     rows = Delivery.objects.filter(id=delivery_id, state=DeliveryState.PENDING, attempts=attempt)
     return rows.update(state=state, next_attempt_at=None, finished_at=now, updated_at=now, **seen)
+
+
+def _keep(job: Job, *, now: datetime, **seen: Any) -> None:
+    """The try in its delivery's history; the oldest go where there are too many."""
+    row = Attempt(
+        tenant_id=job.tenant_id,
+        delivery_id=job.delivery_id,
+        replay=job.replay,
+        number=job.attempt,
+        finished_at=now,
+        **seen,
+    )
+    Attempt.objects.bulk_create([row], ignore_conflicts=True)
+    history = Attempt.objects.filter(delivery_id=job.delivery_id)
+    old = history.order_by("-replay", "-number").values_list("id", flat=True)[ATTEMPTS_KEPT:]
+    Attempt.objects.filter(id__in=list(old)).delete()
 
 
 def _healthy(endpoint_id: uuid.UUID, now: datetime) -> None:

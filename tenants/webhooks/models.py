@@ -12,6 +12,7 @@ from django.db.models import Q
 from tenants.models import Dated, Tenant, new_id
 
 URL_CHARACTERS_MAX = 2048
+ATTEMPTS_KEPT = 50  # of a delivery: its twelve tries and three replays of them, with room
 
 
 class DisabledReason(models.TextChoices):
@@ -153,3 +154,31 @@ class Delivery(Dated):
 
     def __str__(self) -> str:
         return f"{self.event_id} {self.state}"
+
+
+class Attempt(models.Model):
+    """One try of a delivery and what came of it: the history that its tenant and an operator read. Bounded by tries
+    and replays (the newest `ATTEMPTS_KEPT` of a delivery), and gone with its delivery.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    delivery = models.ForeignKey(Delivery, on_delete=models.CASCADE, related_name="history")
+    replay = models.PositiveIntegerField(help_text="0 = the first round; each replay counts from there.")
+    number = models.PositiveSmallIntegerField(help_text="Of this round, from 1.")
+    finished_at = models.DateTimeField()
+    response_status = models.PositiveSmallIntegerField(null=True)
+    response_body = models.TextField(blank=True)
+    error = models.CharField(max_length=200, blank=True)
+    latency_ms = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "webhook attempt"
+        indexes = [models.Index(fields=["tenant", "-id"], name="webhook_attempt_by_tenant")]
+        constraints = [
+            models.UniqueConstraint(fields=["delivery", "replay", "number"], name="webhook_attempt_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.delivery_id} {self.replay}.{self.number}"

@@ -11,6 +11,7 @@ from django.db.models import Exists, OuterRef
 from tenants.pruning import delete_in_steps
 from tenants.webhooks.models import Delivery, DeliveryState, EndpointSecret, Event
 
+# Attempts go with their delivery.
 DELIVERED_FOR = timedelta(days=14)
 DEAD_FOR = timedelta(days=60)
 EVENTS_FOR = timedelta(days=60)

@@ -5,7 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from tenants.api.shapes import Strict, Text, Whole
-from tenants.webhooks.models import URL_CHARACTERS_MAX, Delivery, Endpoint
+from tenants.webhooks.models import URL_CHARACTERS_MAX, Attempt, Delivery, Endpoint
 from tenants.webhooks.services import FILTERS_MAX, OVERLAP, OVERLAP_MAX
 
 _HOUR = 3600
@@ -96,6 +96,24 @@ class DeliveryOut(serializers.ModelSerializer[Delivery]):
             "error",
             "latency_ms",
             "created_at",
+        ]
+        read_only_fields = fields
+
+
+class AttemptOut(serializers.ModelSerializer[Attempt]):
+    class Meta:
+        model = Attempt
+        fields = [
+            "id",
+            "tenant",
+            "delivery",
+            "replay",
+            "number",
+            "finished_at",
+            "response_status",
+            "response_body",
+            "error",
+            "latency_ms",
         ]
         read_only_fields = fields
 

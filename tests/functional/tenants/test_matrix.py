@@ -18,7 +18,7 @@ from tenants.api.routes import Route
 from tenants.models import ApiKey, AuditEntry, LimitSetting, Member, OutboxEvent, Plan, Project, Role, Tenant
 from tenants.roles import may
 from tenants.webhooks import services as webhook_services
-from tenants.webhooks.models import Delivery, Endpoint, Event
+from tenants.webhooks.models import Attempt, Delivery, Endpoint, Event
 from tests.functional.tenants.api import Api, manager, member
 from tests.functional.tenants.conftest import Customer
 
@@ -79,7 +79,10 @@ def furnish(who: Customer) -> None:
     services.add_member(tenant=who.tenant, user=user, role="owner")
     services.set_limits(api_key=who.key, caps={"tokens_per_day": 5, "spend_per_day": 7})
     endpoint, _ = webhook_services.create_endpoint(tenant=who.tenant, url="https://hooks.example.com/in")
-    webhook_services.send_test(endpoint=endpoint)
+    delivery = webhook_services.send_test(endpoint=endpoint)
+    Attempt.objects.create(
+        tenant=who.tenant, delivery=delivery, replay=0, number=1, finished_at=delivery.created_at, latency_ms=3
+    )
     for row in OutboxEvent.objects.filter(tenant_id=who.tenant.id):
         events.keep(events.message_of(row))
 

@@ -6,18 +6,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError
+from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
 from standardwebhooks.webhooks import Webhook
 
 from tenants import events, tasks
 from tenants.models import AuditEntry, OutboxEvent, new_id
-from tenants.webhooks import consumer, dispatch, fanout, retries, services, signing
+from tenants.webhooks import consumer, dispatch, fanout, retention, retries, services, signing
 from tenants.webhooks.destination import Rules
-from tenants.webhooks.models import Delivery, Endpoint, EndpointSecret, Event
+from tenants.webhooks.models import Attempt, Delivery, Endpoint, EndpointSecret, Event
 from tenants.webhooks.transport import Answer, Sender
+from tests.functional.tenants.api import manager
 from tests.functional.tenants.conftest import Customer
 from tests.functional.webhooks.receivers import Receiver, status
 
@@ -396,3 +399,77 @@ class TestRelay:
                 assert events.relay(broker) > 0
         finally:
             other.close()
+
+
+class TestHistory:
+    def made(self, hook: Endpoint) -> Delivery:
+        return services.send_test(endpoint=hook)
+
+    def test_keeps_each_try_with_what_came_of_it(self, hook: Endpoint) -> None:
+        delivery = self.made(hook)
+        for turn, code in enumerate((500, None, 302)):
+            fail_once(
+                delivery, code, now=NOON + timedelta(hours=turn), error="" if code else "The name has no address."
+            )
+        Delivery.objects.filter(id=delivery.id).update(next_attempt_at=NOON)
+        [job] = dispatch.claim(most=1, now=NOON + timedelta(hours=3))
+        dispatch.finish(job, answer(204), now=NOON + timedelta(hours=3), dice=lambda: 0.5)
+        kept = [(row.replay, row.number, row.response_status, row.error) for row in delivery.history.order_by("id")]
+        assert kept == [
+            (0, 1, 500, "The endpoint answered 500."),
+            (0, 2, None, "The name has no address."),
+            (0, 3, 302, "Redirects are not followed."),
+            (0, 4, 204, ""),
+        ]
+        assert {row.tenant_id for row in delivery.history.all()} == {hook.tenant_id}
+
+    def test_tells_a_replay_from_the_first_round(self, hook: Endpoint) -> None:
+        delivery = fail_once(self.made(hook), 410, now=NOON)
+        hook.refresh_from_db()
+        services.enable(endpoint=hook)
+        services.replay(delivery=delivery)
+        fail_once(delivery, 500, now=NOON + timedelta(hours=1))
+        assert [(row.replay, row.number) for row in delivery.history.order_by("id")] == [(0, 1), (1, 1)]
+
+    def test_of_a_delivery_is_bounded_and_keeps_the_newest(
+        self, hook: Endpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dispatch, "ATTEMPTS_KEPT", 2)
+        delivery = self.made(hook)
+        for turn in range(4):
+            fail_once(delivery, 500, now=NOON + timedelta(hours=turn))
+        assert sorted(row.number for row in delivery.history.all()) == [3, 4]
+
+    def test_says_nothing_of_a_try_whose_lease_another_took_over(self, hook: Endpoint) -> None:
+        delivery = self.made(hook)
+        Delivery.objects.filter(id=delivery.id).update(next_attempt_at=NOON)
+        [late] = dispatch.claim(most=1, now=NOON)
+        fail_once(delivery, 500, now=NOON + timedelta(hours=1))
+        dispatch.finish(late, answer(200), now=NOON + timedelta(hours=2), dice=lambda: 0.5)
+        assert [(row.number, row.response_status) for row in delivery.history.all()] == [(2, 500)]
+
+    def test_goes_with_its_delivery(self, hook: Endpoint) -> None:
+        delivery = fail_once(self.made(hook), 410, now=NOON)
+        assert delivery.history.count() == 1
+        retention.forget_old(now=NOON + retention.DEAD_FOR + timedelta(seconds=1))
+        assert not Attempt.objects.exists()
+        assert not Delivery.objects.filter(id=delivery.id).exists()
+
+    def test_is_read_by_the_api_and_the_console_and_moves_no_etag(self, hook: Endpoint, acme: Customer) -> None:
+        api = manager(acme)
+        delivery = self.made(hook)
+        api("get", f"webhooks/{hook.id}")
+        before = api.last["ETag"]
+        fail_once(delivery, 500, now=NOON)
+        hook.refresh_from_db()
+        assert hook.failures == 1
+        status, shown = api("get", f"webhooks/{hook.id}")
+        assert (status, shown["failures"], api.last["ETag"]) == (200, 1, before)
+        status, page = api("get", f"webhooks/attempts?delivery={delivery.id}")
+        assert (status, [(row["number"], row["response_status"]) for row in page["data"]]) == (200, [(1, 500)])
+        assert api("get", f"webhooks/attempts?delivery={new_id()}")[1]["data"] == []
+        console = Client()
+        console.force_login(User.objects.create_superuser("root"))
+        page = console.get(f"/admin/webhooks/delivery/{delivery.id}/change/")
+        assert page.status_code == 200
+        assert "The endpoint answered 500." in page.content.decode()
