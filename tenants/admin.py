@@ -7,6 +7,7 @@ fixed number of queries whatever their length.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
@@ -204,7 +205,7 @@ class TenantAdmin(_OwnerAdmin):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(SafeAdmin):
-    list_display = ["name", "hint", "tenant", "project", "scope", "standing", "created_at", "expires_at"]
+    list_display = ["name", "hint", "tenant", "project", "scope", "standing", "created_at", "last_used", "expires_at"]
     list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter)]
     list_select_related = ["tenant", "project"]
     search_fields = ["name", "last4", "id", "tenant__name"]
@@ -235,6 +236,10 @@ class ApiKeyAdmin(SafeAdmin):
             "expires_at",
             "revoked_at",
         ]
+
+    @admin.display(description="last used", ordering="last_used_at", empty_value="never")
+    def last_used(self, key: ApiKey) -> datetime | None:
+        return key.last_used_at
 
     def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
         """A key is never edited, only revoked; the action asks for the permission itself."""

@@ -162,6 +162,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
+FORMAT_MODULE_PATH = ["controlplane.formats"]  # a language's own formats stand before settings
 
 STATIC_URL = "/static/"
 STATIC_ROOT = ENV.home / "static" if ENV.production else None  # elsewhere served from where they lie
@@ -228,6 +229,7 @@ CELERY_TIMEZONE = "UTC"
 UNFOLD = {
     "SITE_TITLE": "Weir",
     "SITE_HEADER": "Weir",
+    "SITE_SYMBOL": "water",
     "SITE_SUBHEADER": "Open-weight models, metered",
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,

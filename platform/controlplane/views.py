@@ -40,11 +40,11 @@ from tenants.models import Tenant
 PAGE_ROWS = 50
 USAGE_DAYS = 7
 PATH_SHOWN_MAX = 200
-# A weir: water held back at one height and let over evenly.
+# A weir: water held back at one height and let over evenly. In the console's own colour (unfold's primary).
 ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#1d4ed8"/>'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#9810fa"/>'
     '<path d="M6 12h9v12M6 17h9M6 22h9" stroke="#fff" stroke-width="2.5" fill="none"/>'
-    '<path d="M15 12c7 0 7 12 11 12" stroke="#93c5fd" stroke-width="2.5" fill="none"/></svg>'
+    '<path d="M15 12c7 0 7 12 11 12" stroke="#e9d4ff" stroke-width="2.5" fill="none"/></svg>'
 )
 
 _AWAY_PAGE = (
@@ -76,7 +76,11 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """403 outside the management API's own views."""
+    """403 outside the management API's own views; a page of the console where somebody is in it."""
+    if _is_page(request) and request.user.is_authenticated and request.user.is_staff:
+        answer = _page(request, "forbidden", {"title": "Not for your role"})
+        answer.status_code = 403
+        return answer
     if _is_page(request):
         return defaults.permission_denied(request, exception)
     return _error("You may not do this.", status=403, kind="permission_error", code="permission_denied")
@@ -130,7 +134,7 @@ def recent_requests(request: HttpRequest) -> HttpResponse:
             "Request",
             "Tenant",
             "Model",
-            "Tokens in / cached / out",
+            "In / cached / out",
             "TTFT",
             "ITL",
             "Outcome",
@@ -173,11 +177,9 @@ def usage(request: HttpRequest) -> HttpResponse:
     """Seven days of tokens and money by tenant, and how fast the answers came."""
     end_ms = int(timezone.now().timestamp() * 1000)
     start_ms = end_ms - USAGE_DAYS * 86_400_000
-    names = _tenant_names()
     none: list[list[str]] = []
-    rows, problem = _answer(
-        lambda: [_usage_cells(key, name, start_ms, end_ms) for key, name in names.items()], empty=none
-    )
+    tenants = Tenant.objects.order_by("name").only("id", "name", "currency")
+    rows, problem = _answer(lambda: [_usage_cells(tenant, start_ms, end_ms) for tenant in tenants], empty=none)
     speed, speed_problem = _answer(
         lambda: usage_reports.latency_percentiles(start_ms=start_ms, end_ms=end_ms), empty=None
     )
@@ -233,18 +235,18 @@ def _tenant_names() -> dict[str, str]:
     return {str(key): name for key, name in Tenant.objects.order_by("name").values_list("id", "name")}
 
 
-def _usage_cells(tenant_id: str, name: str, start_ms: int, end_ms: int) -> list[str]:
-    page = usage_reports.usage_buckets(tenant_id=tenant_id, start_ms=start_ms, end_ms=end_ms, limit=USAGE_DAYS + 1)
+def _usage_cells(tenant: Tenant, start_ms: int, end_ms: int) -> list[str]:
+    page = usage_reports.usage_buckets(tenant_id=str(tenant.id), start_ms=start_ms, end_ms=end_ms, limit=USAGE_DAYS + 1)
     results = [result for bucket in page.buckets for result in bucket.results]
     cost = sum(result.cost_nano for result in results)
-    currency = next((result.currency for result in results), "")
+    currency = next((result.currency for result in results), tenant.currency)  # nothing is nothing of something too
     totals = [
         sum(result.requests for result in results),
         sum(result.input_tokens for result in results),
         sum(result.cached_tokens for result in results),
         sum(result.output_tokens for result in results),
     ]
-    return [name, *(f"{total:,}" for total in totals), f"{text_from_nano(cost)} {currency}".strip()]
+    return [tenant.name, *(f"{total:,}" for total in totals), f"{text_from_nano(cost)} {currency}"]
 
 
 def _request_cells(row: RequestRow, names: dict[str, str]) -> list[str | SafeString]:

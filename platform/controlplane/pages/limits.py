@@ -15,24 +15,31 @@ from contracts.errors import Unavailable
 from contracts.money import text_from_nano
 from contracts.tenancy import Limit
 from controlplane.pages.frame import Row, link, page
-from controlplane.pages.standing import Part, PartUse, parts_of_key, parts_of_tenant, read
+from controlplane.pages.standing import Part, PartUse, organizations, parts_of_key, parts_of_tenant, read, read_each
 from tenants.limits.holds import LimitUse
 from tenants.limits.policy import RULES, is_money
 from tenants.models import ApiKey, Tenant
 
 TENANTS_SHOWN = 200
+AWAY = "Redis does not answer: what is used and held cannot be shown. Requests are refused meanwhile."
 HEADERS = ["Limit", "Cap", "Used", "Held", "Free", "", "Whole again in"]
 
 
 @permission_required("controlplane.open_limits", raise_exception=True)
 def tenants(request: HttpRequest) -> HttpResponse:
-    """Which tenant to look at."""
-    rows = [
-        [link(reverse("tenant_limits", args=[tenant.id]), tenant.name), tenant.plan.name, tenant.get_state_display()]
-        for tenant in Tenant.objects.select_related("plan").order_by("name")[:TENANTS_SHOWN]
-    ]
-    table = {"headers": ["Tenant", "Plan", "State"], "rows": rows}
-    return page(request, "limits", {"title": "Limits now", "tables": [{"table": table}] if rows else []})
+    """Which tenant to look at: each with the limit of its organization that is fullest, the fullest tenants first."""
+    found = list(Tenant.objects.select_related("plan").order_by("name")[:TENANTS_SHOWN])
+    problem, uses = None, [PartUse(part=Part(title="", limits=()), uses=(), compared=())] * len(found)
+    try:
+        uses = async_to_sync(read_each)(list(zip(found, organizations(found), strict=True)))
+    except Unavailable:
+        problem = AWAY
+    fullest = [max(use.uses, key=fullness, default=None) for use in uses]
+    order = sorted(zip(found, fullest, strict=True), key=lambda pair: -fullness(pair[1]))
+    rows = [_tenant_row(tenant, use) for tenant, use in order]
+    table = {"headers": ["Tenant", "Plan", "State", "Fullest limit", "Used", "Held", "Free", ""], "rows": rows}
+    context = {"title": "Limits now", "tables": [{"table": table}] if rows else [], "problem": problem}
+    return page(request, "limits", context)
 
 
 @permission_required("controlplane.open_limits", raise_exception=True)
@@ -52,6 +59,22 @@ def key_limits(request: HttpRequest, key_id: UUID) -> HttpResponse:
     return _answer(request, f"Limits over {key.name} now", key.tenant, parts_of_key(key), facts)
 
 
+def fullness(use: LimitUse | None) -> float:
+    """The part of a cap that is used or held; nothing where there is no limit, all where it blocks."""
+    if use is None:
+        return 0.0
+    return (use.used + use.held) / use.limit.cap if use.limit.cap else 1.0
+
+
+def _tenant_row(tenant: Tenant, use: LimitUse | None) -> Row:
+    known = [link(reverse("tenant_limits", args=[tenant.id]), tenant.name), tenant.plan.name]
+    known.append(tenant.get_state_display())
+    if use is None:
+        return [*known, *[""] * 5]
+    amounts = [_amount(use.limit, amount, tenant.currency) for amount in (use.used, use.held, use.free)]
+    return [*known, _name(use.limit), *amounts, _meter(use)]
+
+
 def _answer(
     request: HttpRequest, title: str, tenant: Tenant, parts: list[Part], facts: list[tuple[str, str | SafeString]]
 ) -> HttpResponse:
@@ -59,7 +82,7 @@ def _answer(
     try:
         used = async_to_sync(read)(tenant, parts)
     except Unavailable:
-        problem = "Redis does not answer: what is used and held cannot be shown. Requests are refused meanwhile."
+        problem = AWAY
     tables = [_table(part, tenant.currency) for part in used if part.part.limits]
     context = {"title": title, "facts": facts, "tables": tables, "problem": problem, "unlimited": not tables}
     return page(request, "limits", context)

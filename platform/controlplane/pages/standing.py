@@ -6,6 +6,7 @@ Called by `limits.py`. Reads PostgreSQL for the caps and Redis for the counters;
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from django.db.models import Q
 
@@ -63,6 +64,25 @@ def parts_of_tenant(tenant: Tenant) -> list[Part]:
     return parts
 
 
+def organizations(tenants: Sequence[Tenant]) -> list[Part]:
+    """The limits of each organization as a whole, its own before its plan's, in the order of `tenants`. One query."""
+    rows = LimitSetting.objects.filter(
+        Q(tenant__in=tenants) | Q(plan_id__in={tenant.plan_id for tenant in tenants}), project=None, api_key=None
+    )
+    by_owner: dict[UUID, dict[tuple[str, str], Limit]] = {}
+    for row in rows:
+        owner = row.tenant_id or row.plan_id
+        assert owner is not None
+        by_owner.setdefault(owner, {})[row.metric, row.model] = as_limit(row)
+    return [
+        Part(
+            title=tenant.name,
+            limits=_in_order({**by_owner.get(tenant.plan_id, {}), **by_owner.get(tenant.id, {})}.values()),
+        )
+        for tenant in tenants
+    ]
+
+
 def parts_of_key(key: ApiKey) -> list[Part]:
     """Everything that stands over one key: its own limits, its project's, its organization's."""
     titles = {
@@ -83,11 +103,16 @@ def parts_of_key(key: ApiKey) -> list[Part]:
 
 
 async def read(tenant: Tenant, parts: Sequence[Part]) -> list[PartUse]:
+    """The counters of each part of one tenant. Raises Unavailable when Redis does not answer."""
+    return await read_each([(tenant, part) for part in parts])
+
+
+async def read_each(asked: Sequence[tuple[Tenant, Part]]) -> list[PartUse]:
     """The counters of each part. Raises Unavailable when Redis does not answer."""
     redis = open_redis(environment().redis, reply_timeout=READ_SECONDS)
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return [await _read_one(Limits(redis), tenant, part) for part in parts]
+            return [await _read_one(Limits(redis), tenant, part) for tenant, part in asked]
     except TimeoutError as error:
         raise Unavailable("the counters cannot be read right now") from error
     finally:

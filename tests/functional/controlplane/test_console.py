@@ -1,5 +1,9 @@
 """The operator's pages: what a store does not answer is said on the page; nobody else sees them."""
 
+import re
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
@@ -7,6 +11,9 @@ from redis import Redis
 
 from contracts.models import ModelCard
 from contracts.wire import encode
+from controlplane import views
+from controlplane.seed import seed_demo
+from tenants.models import ApiKey
 
 CARD = ModelCard(
     model="toy-1", pool="toy", repository="example/toy", revision="r1", weights_sha256="ab" * 32, tokenizer_sha256="cd",
@@ -68,3 +75,43 @@ class TestUnknownPaths:
 
     def test_the_root_leads_to_the_console(self, db: None, wired: Redis, client: Client) -> None:
         assert client.get("/")["location"] == "/admin/"
+
+
+class TestLooks:
+    def test_every_instant_names_its_zone(self, operator: Client) -> None:
+        seed_demo()
+        for path in ("/admin/tenants/apikey/", "/admin/tenants/tenant/", "/admin/billing/priceversion/"):
+            page = operator.get(path).content.decode()
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", page), path
+            assert not re.search(r"\d [ap]\.m\.", page), path
+
+    def test_the_list_of_keys_says_when_each_was_used(self, operator: Client) -> None:
+        seed_demo()
+        key = ApiKey.objects.order_by("id").first()
+        assert key is not None
+        ApiKey.objects.filter(id=key.id).update(last_used_at=datetime(2027, 1, 15, 12, 30, tzinfo=UTC))
+        page = operator.get("/admin/tenants/apikey/").content.decode()
+        assert "2027-01-15 12:30:00 UTC" in page
+        assert "never" in page
+
+    def test_nothing_spent_is_nothing_of_the_tenants_currency(
+        self, operator: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seed_demo()
+        monkeypatch.setattr(views.usage_reports, "usage_buckets", lambda **asked: SimpleNamespace(buckets=[]))
+        monkeypatch.setattr(views.usage_reports, "latency_percentiles", lambda **asked: None)
+        page = operator.get("/admin/usage/").content.decode()
+        assert page.count("0 USD") == 2
+
+    def test_the_icon_has_the_consoles_colour(self, client: Client) -> None:
+        assert 'fill="#9810fa"' in client.get("/favicon.ico").content.decode()
+
+    def test_a_page_that_a_role_does_not_open_says_so_in_the_consoles_frame(
+        self, db: None, wired: Redis, client: Client
+    ) -> None:
+        client.force_login(User.objects.create_user("sue", is_staff=True))
+        answer = client.get("/admin/limits/")
+        page = answer.content.decode()
+        assert answer.status_code == 403
+        assert "Your role does not open this page" in page
+        assert "My second factor" in page

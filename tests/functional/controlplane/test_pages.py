@@ -93,6 +93,42 @@ class TestLimitsNow:
         assert whole.index("Organization") < whole.index("API key Demo key") < whole.index("Project Default")
         assert "Tokens per day 1,000 0 250 750" in whole
 
+    def test_begin_with_the_fullest_limit_of_each_tenant(
+        self, operator: Client, acme: Tenant, key: ApiKey, valkey_url: str
+    ) -> None:
+        set_limits(tenant=acme, caps={Metric.TOKENS_PER_DAY: 1_000})
+        set_limits(plan=acme.plan, caps={Metric.TOKENS_PER_MONTH: 10_000})
+        hold(valkey_url, key, prompt=100, output=650)
+        page = operator.get(reverse("limits")).content.decode()
+        assert "Acme Demo Active Tokens per day 0 750 250" in text_of(page)
+        assert "0 % used, 75 % held" in page
+        set_limits(tenant=Tenant.objects.get(name="Basic Bakery"), caps={Metric.REQUESTS_PER_MINUTE: 0})
+        page = text_of(operator.get(reverse("limits")).content.decode())
+        assert page.index("Basic Bakery Demo Active Requests per minute 0 0 0") < page.index("Acme Demo")
+
+    def test_begin_with_the_same_queries_for_many_tenants_and_without_redis(
+        self,
+        operator: Client,
+        acme: Tenant,
+        django_assert_max_num_queries: Callable[..., object],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        from controlplane.pages import standing
+        from tenants.services import create_tenant
+
+        for number in range(12):
+            create_tenant(name=f"tenant {number}", plan=acme.plan)
+        with django_assert_max_num_queries(8):
+            assert operator.get(reverse("limits")).status_code == 200
+
+        class Away:
+            redis = "redis://127.0.0.1:1/0"
+
+        monkeypatch.setattr(standing, "environment", Away)
+        page = operator.get(reverse("limits")).content.decode()
+        assert "Redis does not answer" in page
+        assert "tenant 11" in page
+
     def test_a_blocked_limit_is_shown_full(self, operator: Client, key: ApiKey) -> None:
         set_limits(api_key=key, caps={Metric.REQUESTS_PER_MINUTE: 0, Metric.MAX_TOKENS_PER_REQUEST: 512})
         page = operator.get(reverse("key_limits", args=[key.pk])).content.decode()

@@ -1,0 +1,1 @@
+"""How the console writes dates, by language; named in FORMAT_MODULE_PATH."""
