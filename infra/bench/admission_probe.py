@@ -212,7 +212,7 @@ async def _store_seconds(redis: Redis) -> float:
 async def _read_until(reader: asyncio.StreamReader, mark: bytes) -> None:
     """Raises EOFError with what came when the answer ends before the mark."""
     while mark not in (line := await reader.readline()):
-        if not line:
+        if not line or line.startswith(b"data: [DONE]"):
             raise EOFError(f"the answer ended without {mark!r}")
 
 

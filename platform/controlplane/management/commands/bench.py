@@ -26,7 +26,8 @@ from infra.bench.record import print_record
 from infra.bench.registry import BENCHES, Advance, Bench, BenchFailed, Finished, Options, engine_of
 
 _WIDTH = 120  # of what goes into a file
-ENGINES = ("vllm", "simulated")
+SIMULATED = "simulated"
+ENGINES = ("vllm", SIMULATED)
 
 
 class Command(BaseCommand):
@@ -73,11 +74,13 @@ def _platform(engine: str, console: Console) -> Iterator[Instance]:
     home = Layout.of_clone().state
     running = Instance.find(home)
     kind = None if running is None else asyncio.run(engine_of(running))
-    if running is not None and kind == engine:
+    if running is not None and kind == engine != SIMULATED:
         console.print(f"using the platform that runs from {home} (engine {engine})")
         yield running
         return
     why = "none runs" if running is None else f"the running one has the engine {kind}"
+    if engine == SIMULATED:
+        why = "the simulated engine's pace is part of what is measured"
     console.print(f"starting a private platform with the engine {engine}: {why}")
     with private_instance(engine=engine) as private:
         yield private
