@@ -12,11 +12,14 @@ that say where packages come from and whom to trust are handed over.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import errno
 import fcntl
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +32,10 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 STAMP = "weir-lock"
 GIB = 1024**3
+CPUINFO = Path("/proc/cpuinfo")
+_PR_SET_PDEATHSIG = 1
+# The separator of PYTHONPATH, what PostgreSQL's initdb hands to a shell, and what no file of settings can hold.
+_PATH_REFUSED = ':"$`\\\n\r'
 
 
 class SetupFailed(Exception):
@@ -62,7 +69,11 @@ class Environment:
 def user_cache() -> Path:
     """What all clones of one user share."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "weir"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "weir"
+    except RuntimeError as error:  # neither HOME nor an entry in the list of users
+        message = "this user has no home directory: set XDG_CACHE_HOME to a folder for what is kept between runs"
+        raise SetupFailed(message) from error
 
 
 def control_environment() -> Environment:
@@ -93,7 +104,16 @@ def ensure(environment: Environment) -> None:
         (environment.directory / STAMP).write_text(environment.key)
 
 
-def check_engine_machine() -> None:
+def check_path(root: Path) -> None:
+    """Raises SetupFailed for a clone whose path Python's search path or PostgreSQL's programs cannot take."""
+    if any(sign in str(root) for sign in _PATH_REFUSED):
+        message = (
+            f'the path {str(root)!r} holds one of : " $ ` \\ or a line break: move the clone to a path without them'
+        )
+        raise SetupFailed(message)
+
+
+def check_engine_machine(*, cpuinfo: Path = CPUINFO) -> None:
     """Raises SetupFailed where the engine's build cannot run."""
     simulated = "run `ENGINE=simulated make up` for all but the model, or set ENGINE_URL to a server elsewhere"
     if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -101,7 +121,7 @@ def check_engine_machine() -> None:
             f"the engine's build is for Linux on x86_64, this is {sys.platform} on {platform.machine()}; {simulated}"
         )
         raise SetupFailed(message)
-    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+    if "avx512f" not in cpuinfo.read_text():
         message = f"this processor has no AVX-512, without which the engine's CPU build is not tested; {simulated}"
         raise SetupFailed(message)
 
@@ -213,7 +233,16 @@ class NoNetwork(SetupFailed):
 
 _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
     (("No space left", "os error 28"), SetupFailed, "the disk is full: free some space and run it again"),
-    (("Disk quota",), SetupFailed, "your disk quota is used up: free some space and run it again"),
+    (
+        ("Disk quota", "os error 122", "File too large", "os error 27"),
+        SetupFailed,
+        "your disk quota is used up: free some space and run it again",
+    ),
+    (
+        ("Read-only file system", "Permission denied", "os error 30", "os error 13"),
+        SetupFailed,
+        "a folder cannot be written: make it writable, or set XDG_CACHE_HOME to one that is",
+    ),
     (
         (
             *("dns error", "Failed to fetch", "Request failed", "error sending request", "Connection refused"),
@@ -239,7 +268,14 @@ _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
 def run(command: list[str], *, log: str, env: dict[str, str] | None = None, directory: Path | None = None) -> None:
     """Runs a program quietly. Raises SetupFailed, NoNetwork with one sentence when it fails."""
     done = subprocess.run(
-        command, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        cwd=directory,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=_die_with_parent,
     )
     if done.returncode == 0:
         return
@@ -252,6 +288,12 @@ def run(command: list[str], *, log: str, env: dict[str, str] | None = None, dire
     record.write_text(" ".join(command) + "\n" + said + "\n")
     message = f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed (all of it: {record}):\n" + said[-1500:]
     raise SetupFailed(message)
+
+
+def _die_with_parent() -> None:
+    """In a child, before it runs its program: it shall not go on writing when we are killed and run again."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextmanager
@@ -300,8 +342,21 @@ def _size(directory: Path) -> int:
     )
 
 
+def explain(failure: OSError) -> str:
+    """One sentence that says what to do about a folder that cannot be used."""
+    advice = {
+        errno.ENOSPC: "the disk is full: free some space and run it again",
+        errno.EDQUOT: "your disk quota is used up: free some space and run it again",
+        errno.EFBIG: "your disk quota is used up: free some space and run it again",
+        errno.EROFS: "it cannot be written: make it writable, or set XDG_CACHE_HOME to a folder that is",
+        errno.EACCES: "it cannot be written: make it writable, or set XDG_CACHE_HOME to a folder that is",
+    }.get(failure.errno or 0, str(failure.strerror or failure))
+    return f"{failure.filename}: {advice}" if failure.filename else advice
+
+
 def main() -> int:
     """Makes what is asked for. Returns the exit code."""
+    os.umask(0o022)  # nothing secret is made here, and PostgreSQL may have to read it as another user
     parser = argparse.ArgumentParser(description="Make the environments of Weir.")
     parser.add_argument("what", nargs="*", choices=["control", "engine", "lock"], default=["control"])
     parser.add_argument("--print-python", action="store_true", help="print the last one's interpreter on stdout")
@@ -311,6 +366,7 @@ def main() -> int:
         if sys.version_info[:2] != (3, 11):
             found = platform.python_version()
             raise SetupFailed(f"Weir needs Python 3.11 and this is {found}; run `make PYTHON=/path/to/python3.11 …`")
+        check_path(ROOT)
         if "control" in asked:
             ensure(control_environment())
         if "engine" in asked:
@@ -322,8 +378,11 @@ def main() -> int:
         print(f"setup: {failure}", file=sys.stderr)
         return 1
     except OSError as failure:
-        print(f"setup: {failure.strerror}: {failure.filename or user_cache()}", file=sys.stderr)
+        print(f"setup: {explain(failure)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("setup: stopped; run again, it goes on from here", file=sys.stderr)
+        return 130
     if arguments.print_python:
         last = engine_environment() if "engine" in asked else control_environment()
         print(last.python)

@@ -3,7 +3,9 @@
 import os
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import heartbeat_sent, setup_logging
+
+from stores.pulse import pulse_file, touch
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -56,6 +58,14 @@ app.conf.beat_schedule = {
     "end keys whose time is over": {"task": "tenants.tasks.expire_keys", "schedule": 30.0, "options": {"expires": 30}},
     "push key epochs": {"task": "tenants.tasks.push_epochs", "schedule": 30.0, "options": {"expires": 30}},
 }
+
+
+@heartbeat_sent.connect  # type: ignore[untyped-decorator]  # as below
+def _show_pulse(**kwargs: object) -> None:
+    """Every two seconds, from the loop that consumes: one that hangs, or has lost its broker, has no pulse."""
+    from django.conf import settings
+
+    touch(path=pulse_file(home=settings.ENV.home, name="celery"))
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]  # celery has no types

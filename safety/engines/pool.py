@@ -251,7 +251,6 @@ def _environment(home: Path) -> dict[str, str]:
         "TMPDIR": str(home),
         "PATH": os.environ.get("PATH", ""),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "OTEL_SDK_DISABLED": "true",
         "HF_HUB_OFFLINE": "1",

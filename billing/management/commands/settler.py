@@ -11,6 +11,7 @@ from billing.ledger.posting import LedgerPosting
 from billing.management.composition import open_sweeper, report_health, stop_on_signals, usage_reviver
 from billing.metering.consumer import Pace, UsageConsumer
 from billing.metering.streams import LEDGER_GROUP, UsageStreams
+from stores.pulse import keep_touching, pulse_file
 from stores.redis import open_redis
 from stores.system import SystemClock
 
@@ -56,6 +57,7 @@ async def _run(*, name: str) -> None:
             tasks.create_task(sweeper.run(stopping=stop))
             tasks.create_task(consumer.run(stop=stop))
             tasks.create_task(report_health(stop=stop, line=line))
+            tasks.create_task(keep_touching(path=pulse_file(home=settings.ENV.home, name="settler"), stop=stop))
     finally:
         await posting.close()
         await redis.aclose(close_connection_pool=True)

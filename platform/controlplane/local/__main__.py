@@ -1,9 +1,13 @@
 """`python -m controlplane.local up`: `manage.py up` without loading Django first; `… engine` makes the engine."""
 
+import signal
 import sys
 from argparse import ArgumentParser
 
-from controlplane.local.launch import add_arguments, prepare_engine, run_up
+# A Ctrl-C while the imports below run ends us without a traceback; nothing is started yet.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from controlplane.local.launch import add_arguments, prepare_engine, run_up  # noqa: E402
 
 
 def main() -> int:
@@ -16,6 +20,7 @@ def main() -> int:
     engine = commands.add_parser("engine", help="make the engine's environment and the model, start nothing")
     engine.set_defaults(run=lambda options: prepare_engine())
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(options.run(options))
 
 

@@ -57,6 +57,10 @@ class ChildSpec:
     once: bool = False
     # Run once after the child serves and before anything that needs it is started.
     prepare: Callable[[], Awaitable[None]] | None = None
+    # Asked again and again while it serves; after `silences_max` refusals in a row it hangs, and is started anew.
+    pulse: Probe | None = None
+    # A file that it touches while it lives; one that an earlier process left is removed before it starts.
+    pulse_file: Path | None = None
     # A file of the child that names a process of its own: (role, path), e.g. a worker's engine.
     reports: tuple[tuple[str, Path], ...] = ()
 

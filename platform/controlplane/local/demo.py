@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,17 +66,21 @@ def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     raise DemoFailed("the stream ended without [DONE]")
 
 
-def wait_until_ready(*, base_url: str, api_key: str, model: str) -> None:
+class DemoStopped(Exception):
+    """Somebody wants the platform to stop: there is nothing left to show."""
+
+
+def wait_until_ready(*, base_url: str, api_key: str, model: str, stopped: threading.Event) -> None:
     """Waits until the gateway finds all it needs, and offers the model whose engine has just come up.
 
-    Raises DemoFailed after a minute.
+    Raises DemoFailed after a minute, DemoStopped once `stopped` is set.
     """
     until = time.monotonic() + _READY_SECONDS
-    _wait_for(f"{base_url.removesuffix('/v1')}/health/ready", {}, until)
-    _wait_for(f"{base_url}/models/{model}", {"Authorization": f"Bearer {api_key}"}, until)
+    _wait_for(f"{base_url.removesuffix('/v1')}/health/ready", {}, until, stopped)
+    _wait_for(f"{base_url}/models/{model}", {"Authorization": f"Bearer {api_key}"}, until, stopped)
 
 
-def _wait_for(url: str, headers: dict[str, str], until: float) -> None:
+def _wait_for(url: str, headers: dict[str, str], until: float, stopped: threading.Event) -> None:
     said = "no answer"
     while time.monotonic() < until:
         try:
@@ -86,12 +91,13 @@ def _wait_for(url: str, headers: dict[str, str], until: float) -> None:
             if answer.status_code == httpx.codes.OK:
                 return
             said = f"{answer.status_code} {answer.text.strip()[:300]}"
-        time.sleep(0.2)
+        if stopped.wait(0.2):
+            raise DemoStopped
     raise DemoFailed(f"{url} says after {_READY_SECONDS:.0f} s: {said}")
 
 
-def ask(*, console: Console, base_url: str, api_key: str, model: str) -> Measured:
-    """Sends the request and prints the answer as it comes. Raises DemoFailed."""
+def ask(*, console: Console, base_url: str, api_key: str, model: str, stopped: threading.Event) -> Measured:
+    """Sends the request and prints the answer as it comes. Raises DemoFailed, DemoStopped."""
     measured = Measured()
     body = {
         "model": model,
@@ -115,8 +121,12 @@ def ask(*, console: Console, base_url: str, api_key: str, model: str) -> Measure
             if answer.status_code != httpx.codes.OK:
                 raise DemoFailed(f"{answer.status_code} {answer.read().decode(errors='replace')[:500]}")
             for event in parse_events(answer.iter_lines()):
+                if stopped.is_set():
+                    raise DemoStopped
                 _show(console, measured, event, began)
     except httpx.HTTPError as error:
+        if stopped.is_set():
+            raise DemoStopped from error
         raise DemoFailed(f"{type(error).__name__}: {error}") from error
     measured.seconds = time.monotonic() - began
     console.print("\n")
@@ -135,14 +145,14 @@ def _show(console: Console, measured: Measured, event: dict[str, Any], began: fl
 def print_panel(*, console: Console, demo: dict[str, Any], measured: Measured | None) -> None:
     """What was measured, and how to go on."""
     if measured is not None:
-        console.print(_numbers(measured))
+        console.print(_numbers(measured), soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("base URL", demo["base_url"])
     table.add_row("key", demo["api_key"] or "lost with demo.json")
     table.add_row("admin", f"{demo['admin_url']}   {demo['admin_user']} / {demo['admin_password']}")
-    console.print(Panel(table, title="Weir serves", title_align="left", expand=False))
+    console.print(Panel(table, title="Weir serves", title_align="left", expand=False), soft_wrap=False)
     content = '{"role": "user", "content": "Hello"}'
     model = demo.get("model", MODEL)
     body = f'{{"model": "{model}", "messages": [{content}]}}'

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from argparse import ArgumentParser
 from contextlib import suppress
@@ -22,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from controlplane.local import demo, model
-from controlplane.local.children import Identity
-from controlplane.local.paths import Layout, write_private
+from controlplane.local.children import Identity, die_with_parent
+from controlplane.local.paths import Layout, quote_env, write_private
 from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
 from controlplane.local.ports import NoFreePort
 from controlplane.local.postgres import ClusterFailed
@@ -48,8 +52,14 @@ _SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE
 _REASONS = {
     errno.ENOSPC: "the disk is full: free some space and run it again",
     errno.EDQUOT: "your disk quota is used up: free some space and run it again",
-    errno.EROFS: "the file system is read-only: clone to a place you can write",
+    errno.EFBIG: "your disk quota is used up: free some space and run it again",
+    errno.EROFS: "it is on a read-only file system: clone to a place you can write, or set WEIR_HOME to one",
+    errno.EACCES: "it cannot be written: make it yours, or set WEIR_HOME to a folder that is",
+    errno.ENAMETOOLONG: "its path is too long: set WEIR_HOME to a shorter one",
+    errno.ENOTDIR: "it is not a folder: set WEIR_HOME to one",
 }
+# What the empty stores take at the first start, and room to write.
+_DISK_BYTES_MIN = 200 * 1024 * 1024
 
 
 class SetupFailed(Exception):
@@ -66,10 +76,19 @@ def run_up(*, detach: bool, with_demo: bool) -> int:
     """`up` in this clone. Returns the exit code."""
     # Whoever configured logging before us: the terminal belongs to the progress lines.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    layout, console = Layout.of_clone(), Console(highlight=False)
+    # Modes are stated where they matter; a mask that takes more would lock PostgreSQL's user out of its programs.
+    os.umask(0o022)
+    layout, console = Layout.of_clone(), open_console()
     if detach:
         return run_detached(layout=layout, console=console)
     return run_foreground(layout=layout, console=console, with_demo=with_demo)
+
+
+def open_console() -> Console:
+    """The terminal, or the file or pipe in its place: there no line is broken, and no character refused."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False, soft_wrap=True)
 
 
 def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
@@ -95,6 +114,7 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
     except SetupFailed:
         return 1
     except KeyboardInterrupt:
+        console.print("Stopped.")
         return 130
     finally:
         layout.supervisor_file.unlink(missing_ok=True)
@@ -107,29 +127,41 @@ def run_detached(*, layout: Layout, console: Console) -> int:
         return report_running(layout=layout, console=console)
     try:
         layout.make()
+        process = _spawn_supervisor(layout)
     except OSError as error:
         return _fail(console, _explain(error))
-    command = [sys.executable, "-m", "controlplane.local", "up", "--no-demo"]
-    with layout.supervisor_log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - ourselves
-            command,
-            cwd=layout.root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(layout.root / "platform"), str(layout.root)])},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
     try:
         if not _follow_until_serving(layout, console, process):
             return process.returncode or 1
     except KeyboardInterrupt:
         process.terminate()
         process.wait(timeout=_DOWN_DEADLINE_SECONDS)
+        console.print("Stopped.")
         return 130
-    _show_demo(layout, console)
+    try:
+        _show_demo(layout, console, threading.Event())
+    except KeyboardInterrupt:
+        console.print()  # the request is given up, the platform goes on
     console.print("It runs in the background: `make ps`, `make logs`, `make down`.")
     return 0
+
+
+def _spawn_supervisor(layout: Layout) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "controlplane.local", "up", "--no-demo"]
+    with layout.supervisor_log.open("wb") as output:
+        return subprocess.Popen(  # noqa: S603 - ourselves
+            command,
+            cwd=layout.root,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(layout.root / "platform"), str(layout.root)]),
+                "PYTHONIOENCODING": "utf-8",  # it writes a file that we read
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def report_running(*, layout: Layout, console: Console) -> int:
@@ -191,6 +223,7 @@ def _stop_holder(holder: Identity) -> bool:
 
 def _prepare(*, layout: Layout, console: Console) -> Plan:
     """Everything that takes time before the first process: the engine's environment, the model, the cluster."""
+    check_disk(layout=layout)
     settings = read_settings(layout=layout)
     engine = choose_engine(settings=settings)
     python: Path | None = None
@@ -199,15 +232,24 @@ def _prepare(*, layout: Layout, console: Console) -> Plan:
     secrets = load_or_make(layout=layout)
     plan = make_plan(layout=layout, settings=settings, secrets=secrets, engine=engine, engine_python=python)
     names = [name for name in plan.env if name in _SHARED or name.startswith("WEIR_")]
-    write_private(layout.env_file, "".join(f"{name}='{plan.env[name]}'\n" for name in sorted(names)))
+    write_private(layout.env_file, "".join(f"{name}={quote_env(plan.env[name])}\n" for name in sorted(names)))
     for note in plan.notes:
-        console.print(f"  [yellow]{note}[/]", soft_wrap=True)
+        console.print(f"  [yellow]{escape(note)}[/]")
     return plan
+
+
+def check_disk(*, layout: Layout, bytes_min: int = _DISK_BYTES_MIN) -> None:
+    """Raises PlanFailed where too little space is free for the stores to start and write."""
+    free = shutil.disk_usage(layout.state).free
+    if free < bytes_min:
+        sizes = f"{free / 1e6:.0f} MB are free in {layout.state}, and the stores need {bytes_min / 1e6:.0f} MB"
+        raise PlanFailed(f"{sizes}: free some space, or set WEIR_HOME to a folder on another disk")
 
 
 def prepare_engine() -> int:
     """Makes the engine's environment and the model, once per user: what the tests of real vLLM need. The exit code."""
-    console = Console(highlight=False)
+    os.umask(0o022)
+    console = open_console()
     try:
         _make_engine(layout=Layout.of_clone(), console=console)
     except SetupFailed:
@@ -216,6 +258,8 @@ def prepare_engine() -> int:
         return _fail(console, str(error))
     except OSError as error:
         return _fail(console, _explain(error))
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -239,7 +283,11 @@ def _ensure_engine(layout: Layout) -> Path:
     interpreter = getattr(sys, "_base_executable", sys.executable)
     script = str(layout.root / "infra" / "setup" / "bootstrap.py")
     done = subprocess.run(  # noqa: S603 - our own script
-        [interpreter, script, "engine", "--print-python"], stdout=subprocess.PIPE, text=True, check=False
+        [interpreter, script, "engine", "--print-python"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=die_with_parent(signum=signal.SIGKILL, parent=os.getpid()),
     )
     if done.returncode != 0:
         raise SetupFailed
@@ -248,11 +296,15 @@ def _ensure_engine(layout: Layout) -> Path:
 
 def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool, began: float) -> int:
     reporter = _Reporter(console)
+    stopped = threading.Event()
 
     async def serving() -> None:
         console.print(f"  [green]everything serves[/] after {time.monotonic() - began:.0f} s")
         if with_demo:
-            await asyncio.to_thread(_show_demo, layout, console)
+            try:
+                await asyncio.to_thread(_show_demo, layout, console, stopped)
+            finally:
+                stopped.set()  # a thread cannot be cancelled; it looks here
             console.print("\nCtrl-C stops it. In another terminal: `make ps`, `make logs NAME=gateway`.")
 
     async def run() -> None:
@@ -263,16 +315,19 @@ def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool,
     return 0
 
 
-def _show_demo(layout: Layout, console: Console) -> None:
+def _show_demo(layout: Layout, console: Console, stopped: threading.Event) -> None:
     written: dict[str, Any] = json.loads(layout.demo_file.read_text())
     measured = None
     try:
         if written.get("api_key"):  # else it was lost with an older demo.json, as the panel says
             target = {name: written[name] for name in ("base_url", "api_key", "model")}
-            demo.wait_until_ready(**target)
-            measured = demo.ask(console=console, **target)
+            demo.wait_until_ready(**target, stopped=stopped)
+            measured = demo.ask(console=console, **target, stopped=stopped)
+    except demo.DemoStopped:
+        console.print()
+        return
     except demo.DemoFailed as failure:
-        console.print(f"\n[red]The demo request failed:[/] {failure}", soft_wrap=True)
+        console.print(f"\n[red]The demo request failed:[/] {escape(str(failure))}")
     demo.print_panel(console=console, demo=written, measured=measured)
 
 
@@ -292,15 +347,15 @@ class _Reporter:
             where = f"127.0.0.1:{child.spec.port}" if child.spec.port else ""
             self._console.print(f"  [green]✓[/] {name:<10} {took:5.1f} s  {where}", highlight=False)
         elif state is State.BACKING_OFF:
-            self._console.print(f"  [yellow]{name}: {child.reason}; it is started again[/]", soft_wrap=True)
+            self._console.print(f"  [yellow]{name}: {escape(child.reason)}; it is started again[/]")
         elif state is State.FAILED:
-            self._console.print(f"  [red]{name}: given up after {child.deaths} deaths: {child.reason}[/]")
+            self._console.print(f"  [red]{name}: given up after {child.deaths} deaths: {escape(child.reason)}[/]")
 
 
 def _follow_until_serving(layout: Layout, console: Console, process: subprocess.Popen[bytes]) -> bool:
     """Shows the supervisor's lines until it serves (True) or has ended (False)."""
     until = time.monotonic() + _DETACHED_DEADLINE_SECONDS
-    with layout.supervisor_log.open(errors="replace") as said:
+    with layout.supervisor_log.open(encoding="utf-8", errors="replace") as said:
         while time.monotonic() < until:
             ended = process.poll() is not None
             serving = _is_serving(layout, supervisor=process.pid)
@@ -330,10 +385,10 @@ def _write_holder(layout: Layout) -> None:
 
 
 def _explain(error: OSError) -> str:
-    known = _REASONS.get(error.errno or 0)
-    return known or f"{error.strerror}: {error.filename}"
+    reason = _REASONS.get(error.errno or 0, str(error.strerror or error))
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _fail(console: Console, sentence: str) -> int:
-    console.print(f"[red]up:[/] {sentence}", soft_wrap=True, highlight=False)
+    console.print(f"[red]up:[/] {escape(sentence)}")
     return 1

@@ -7,16 +7,23 @@ and the gateway need no weights; the weights are made from the GGUF file in the 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from controlplane.local.children import die_with_parent
 from controlplane.local.paths import user_cache
 
 MODEL = "smollm2-135m-instruct"
 _CONVERSION_DEADLINE_SECONDS = 900
+_DISK_FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
 
 
 class ModelFailed(Exception):
@@ -43,12 +50,26 @@ def ensure_model(*, root: Path, python: Path) -> tuple[Path, bool]:
     directory = cached_directory(root=root)
     if find_damage(directory=directory, committed=committed) is None:
         return directory, False
-    _convert(root=root, python=python, directory=directory)
-    damage = find_damage(directory=directory, committed=committed)
+    with _alone(directory):
+        if find_damage(directory=directory, committed=committed) is None:  # another clone made it while we waited
+            return directory, False
+        for part in directory.parent.glob(f".{directory.name}.*"):  # of a conversion that was killed
+            shutil.rmtree(part, ignore_errors=True)
+        _convert(root=root, python=python, directory=directory)
+        damage = find_damage(directory=directory, committed=committed)
     if damage is not None:
         message = f"the converted model is not the one on record ({damage}); `make lock` may have changed its tools"
         raise ModelFailed(message)
     return directory, True
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Holds the lock of one model, so that two clones do not convert it at once."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with (directory.parent / f"{directory.name}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def find_damage(*, directory: Path, committed: Path) -> str | None:
@@ -84,7 +105,11 @@ def _convert(*, root: Path, python: Path, directory: Path) -> None:
         text=True,
         timeout=_CONVERSION_DEADLINE_SECONDS,
         check=False,
+        preexec_fn=die_with_parent(signum=signal.SIGKILL, parent=os.getpid()),
     )
+    if any(sign in done.stderr for sign in _DISK_FULL):
+        message = f"the model could not be converted, because the disk of {directory.parent} is full: free 1 GB there"
+        raise ModelFailed(message)
     if done.returncode != 0:
         message = f"the model could not be converted:\n{done.stderr.strip()[-1500:]}"
         raise ModelFailed(message)

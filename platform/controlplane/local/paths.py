@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -119,12 +120,21 @@ def user_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "weir"
 
 
+def quote_env(value: str) -> str:
+    """A value for a file of settings, as python-dotenv reads it back."""
+    return "'" + re.sub(r"([\\'])", r"\\\1", value) + "'"
+
+
 def write_private(path: Path, text: str) -> None:
     """Writes a file of mode 0600 so that a reader sees the old or the new text, never half of one."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    part.replace(path)
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -6,6 +6,7 @@ children differ from production only by what starts them: each is configured by 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -15,12 +16,15 @@ from pathlib import Path
 from controlplane.local import model, probes, stores
 from controlplane.local.children import ChildSpec
 from controlplane.local.paths import Layout
-from controlplane.local.ports import PortBook, find_gateway_port, is_free
+from controlplane.local.ports import PortBook, find_gateway_port, find_holder, find_refusal
 from controlplane.local.postgres import Cluster
 from controlplane.local.secrets_file import LocalSecrets
 from gateway.surface.limits import REALTIME_FRAME_BYTES_MAX
+from stores.pulse import pulse_file
 
 GATEWAY_PORT = 8080
+PORT_MAX = 65_535
+PORT_DIGITS_MAX = 5
 ENGINES = ("vllm", "simulated")
 WORKER = "worker-1"
 
@@ -103,14 +107,26 @@ def make_plan(
 def _gateway_port(draft: _Draft) -> int:
     asked = draft.settings.get("PORT") or draft.settings.get("WEIR_PORT")
     if asked:
-        if not asked.isdigit() or not is_free(int(asked)):
-            raise PlanFailed(f"PORT={asked} is taken or not a port; choose another, or leave it out")
-        return draft.ports.keep(name="gateway", port=int(asked))
+        return draft.ports.keep(name="gateway", port=_asked_port(asked))
     # The port of the last start first: base URLs that people wrote down stay true.
     port = find_gateway_port(preferred=draft.ports.find(name="gateway") or GATEWAY_PORT)
     if port != GATEWAY_PORT:
         draft.notes.append(f"the gateway listens on {port}: {GATEWAY_PORT} is, or was, another program's")
     return draft.ports.keep(name="gateway", port=port)
+
+
+def _asked_port(asked: str) -> int:
+    """The port that PORT names, when a server may listen there now. Raises PlanFailed."""
+    is_number = asked.isascii() and asked.isdigit() and len(asked) <= PORT_DIGITS_MAX
+    if not is_number or not 1 <= int(asked) <= PORT_MAX:
+        raise PlanFailed(f"PORT={asked} is not a port: give a number from 1 to {PORT_MAX}, or leave it out")
+    port = int(asked)
+    refusal = find_refusal(port)
+    if refusal == errno.EACCES:
+        raise PlanFailed(f"PORT={port} is kept for root: choose one from 1024 on, or leave it out")
+    if refusal is not None:
+        raise PlanFailed(f"PORT={port} is taken by {find_holder(port)}: choose another, or leave it out")
+    return port
 
 
 def _shared_env(draft: _Draft, engine: str, engine_python: Path | None, port: int) -> dict[str, str]:
@@ -192,10 +208,16 @@ def _plan_services(draft: _Draft, engine: str, port: int) -> None:
     draft.specs += [
         replace(_worker(base, draft, engine), after=redis),
         replace(base, name="meter", role="meter", command=draft.manage("meter"), probe=meter_probe, wave=2),
-        replace(base, name="settler", role="settler", command=draft.manage("settler"), wave=2),
+        _pulsing(replace(base, name="settler", role="settler", command=draft.manage("settler"), wave=2), draft),
         _gateway(base, port),
         *_celery(base, draft),
     ]
+
+
+def _pulsing(spec: ChildSpec, draft: _Draft) -> ChildSpec:
+    """A child that listens nowhere, and shows that it lives by touching its pulse file."""
+    path = pulse_file(home=draft.layout.home, name=spec.name)
+    return replace(spec, probe=probes.file_exists(path=path), pulse=probes.file_changes(path=path), pulse_file=path)
 
 
 def _worker(base: ChildSpec, draft: _Draft, engine: str) -> ChildSpec:
@@ -206,6 +228,7 @@ def _worker(base: ChildSpec, draft: _Draft, engine: str) -> ChildSpec:
         role="worker",
         command=(sys.executable, "-m", "workers"),
         probe=probes.worker(redis_url=draft.env["REDIS_URL"], worker_id=WORKER),
+        pulse=probes.worker_beats(redis_url=draft.env["REDIS_URL"], worker_id=WORKER),
         reports=() if engine == "openai" else (("engine", report),),
         ready_deadline=600.0,
         stop_deadline=35.0,
@@ -223,7 +246,15 @@ def _gateway(base: ChildSpec, port: int) -> ChildSpec:
     )
     probe = probes.http(port=port, path="/health/live")
     return replace(
-        base, name="gateway", role="gateway", command=command, probe=probe, port=port, stop_deadline=15.0, wave=4
+        base,
+        name="gateway",
+        role="gateway",
+        command=command,
+        probe=probe,
+        pulse=probe,
+        port=port,
+        stop_deadline=15.0,
+        wave=4,
     )
 
 
@@ -239,8 +270,17 @@ def _celery(base: ChildSpec, draft: _Draft) -> tuple[ChildSpec, ChildSpec]:
         "--without-gossip",
         "--without-mingle",
     )
-    beat = (*program, "beat", "-s", str(draft.layout.data / "beat-schedule"), "--pidfile=", "--loglevel=INFO")
+    beat = (
+        *program,
+        "beat",
+        "-S",
+        "controlplane.beat.PulsingScheduler",
+        "-s",
+        str(draft.layout.data / "beat-schedule"),
+        "--pidfile=",
+        "--loglevel=INFO",
+    )
     return (
-        replace(base, name="celery", role="celery", command=worker, wave=3),
-        replace(base, name="beat", role="beat", command=beat, wave=4),
+        _pulsing(replace(base, name="celery", role="celery", command=worker, wave=3), draft),
+        _pulsing(replace(base, name="beat", role="beat", command=beat, wave=4), draft),
     )

@@ -11,6 +11,7 @@ import json
 import random
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from controlplane.local.paths import write_private
@@ -25,13 +26,35 @@ class NoFreePort(Exception):
 
 def is_free(port: int) -> bool:
     """True when a server could listen on 127.0.0.1:port now."""
+    return find_refusal(port) is None
+
+
+def find_refusal(port: int) -> int | None:
+    """The kernel's error number for a server on 127.0.0.1:port, None when it could listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.errno
+    return None
+
+
+def find_holder(port: int) -> str:
+    """Who listens on the port, as far as this user may see: "python3 (process 17)", else "another program"."""
+    wanted = f":{port:04X}"
+    inodes: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError):
+            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+            inodes |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(str(link.readlink()) in inodes for link in (entry / "fd").iterdir()):
+                return f"{(entry / 'comm').read_text().strip()} (process {entry.name})"
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return "another program"
 
 
 def find_free(*, taken: Iterable[int] = ()) -> int:
@@ -54,12 +77,20 @@ def find_gateway_port(*, preferred: int) -> int:
     raise NoFreePort(message)
 
 
+def _read_ports(path: Path) -> dict[str, int]:
+    """What is written down; nothing when the file is damaged: then ports are chosen anew."""
+    try:
+        return {str(name): int(port) for name, port in json.loads(path.read_text()).items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}
+
+
 class PortBook:
     """The ports of one state directory, by name, in `ports.json`."""
 
     def __init__(self, *, path: Path) -> None:
         self._path = path
-        self._ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        self._ports = _read_ports(path)
 
     def choose(self, *, name: str) -> int:
         """The port kept for `name`, or a new one when there is none or another program took it."""

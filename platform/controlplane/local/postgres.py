@@ -12,11 +12,12 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controlplane.local.children import group_of
+from controlplane.local.children import die_with_parent, group_of
 from controlplane.local.paths import write_private
 
 OWNER = "weir"
@@ -108,7 +109,10 @@ class Cluster:
             user=self.run_as,
             group=group_of(user=self.run_as),
             extra_groups=None if self.run_as is None else [],
+            preexec_fn=die_with_parent(signum=signal.SIGTERM, parent=os.getpid()),
         )
+        if "No space left on device" in done.stderr:
+            raise ClusterFailed(f"the disk of {self.directory.parent} is full: free some space and run it again")
         if done.returncode != 0:
             message = f"{command[0]} failed in {self.directory}: {(done.stderr or done.stdout).strip()[-600:]}"
             raise ClusterFailed(message)

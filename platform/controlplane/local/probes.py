@@ -129,5 +129,50 @@ def worker(*, redis_url: str, worker_id: str) -> Probe:
     return probe
 
 
+def worker_beats(*, redis_url: str, worker_id: str) -> Probe:
+    """Alive while its heartbeat has not run out, whatever its engine does; a store that is away says nothing of it."""
+    key = worker_key(worker_id)
+
+    async def probe() -> None:
+        from redis.exceptions import RedisError
+
+        from stores.redis import open_redis
+
+        client = open_redis(redis_url, connections_max=1)
+        try:
+            known = await client.exists(key)
+        except RedisError:
+            return
+        finally:
+            await client.aclose(close_connection_pool=True)
+        if not known:
+            raise NotReady("its heartbeat has run out")
+
+    return probe
+
+
+def file_exists(*, path: Path) -> Probe:
+    """Ready when the child has touched its pulse file for the first time."""
+
+    async def probe() -> None:
+        if not path.exists():  # noqa: ASYNC240 - one look at a local file
+            raise NotReady("it has not begun its work yet")
+
+    return probe
+
+
+def file_changes(*, path: Path) -> Probe:
+    """Alive while the file is touched between two looks. Compared with itself: a clock that jumps changes nothing."""
+    seen: list[int] = []
+
+    async def probe() -> None:
+        touched = path.stat().st_mtime_ns  # noqa: ASYNC240 - one look at a local file
+        if seen and seen[-1] == touched:
+            raise NotReady("its pulse has stopped")
+        seen[:] = [touched]
+
+    return probe
+
+
 async def started() -> None:
     """For a child with nothing to ask: running is all that can be known of it."""

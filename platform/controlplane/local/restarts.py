@@ -17,6 +17,9 @@ class RestartPolicy:
     wait_max: float = 10.0
     deaths_max: int = 6
     stable_seconds: float = 30.0
+    # A child that is silent this often in a row, asked at this interval, hangs.
+    silences_max: int = 6
+    pulse_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def valkey(*, data: Path, port: int, password: str | None, persistent: bool = Tr
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
-        f'dir "{data}"',
+        "dir .",  # its working directory: no path can break this line
         "daemonize no",
         'save ""',
         f"appendonly {'yes' if persistent else 'no'}",
@@ -140,7 +140,7 @@ def seaweed(
     config = data / "s3.json"
     write_private(config, json.dumps({"identities": [identity]}))
     flags = {
-        "dir": data / "files",
+        "dir": "files",  # below its working directory: it would take a comma in a path for two places
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
         "master.telemetry": "false",
@@ -159,7 +159,7 @@ def seaweed(
         "filer.localSocket": sockets / "filer.sock",
         "s3": "true",
         "s3.ip.bind": "127.0.0.1",
-        "s3.config": config,
+        "s3.config": config.name,
         "s3.port": ports.s3,
         "s3.port.grpc": ports.s3_grpc,
         "s3.localSocket": sockets / "s3.sock",
@@ -171,7 +171,7 @@ def seaweed(
         role="s3",
         command=(
             str(_find_weed()),
-            f"-logdir={data / 'log'}",
+            "-logdir=log",
             "server",
             *(f"-{name}={value}" for name, value in flags.items()),
         ),

@@ -15,6 +15,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,6 +28,7 @@ from controlplane.local import logs
 from controlplane.local.children import (
     ChildSpec,
     Identity,
+    NotReady,
     is_group_alive,
     read_pid,
     spawn,
@@ -39,6 +41,8 @@ from controlplane.local.restarts import Again, GiveUp, RestartPolicy, decide
 
 _HOUSEKEEPING_SECONDS = 1.0
 _KILL_SECONDS = 5.0
+# Below this the stores fail to write, whatever they say in their logs.
+_DISK_FULL_BYTES = 16 * 1024 * 1024
 # A closed terminal too: without it the children would be stopped by the kernel, all at once.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -157,13 +161,16 @@ class Supervisor:
         log = self._log_of(child)
         logs.rotate(path=log)
         try:
+            if child.spec.pulse_file is not None:
+                child.spec.pulse_file.unlink(missing_ok=True)
             process = child.process = spawn(spec=child.spec, log=log)
+            child.identity = Identity.of(pid=process.pid)
+            if child.identity is not None:
+                write_pid(path=self._pid_file(child), identity=child.identity, spec=child.spec)
         except OSError as error:
             child.reason = f"it cannot be started: {error}"
+            await self._stop(child)  # when it runs, but nobody could find it again
             return 0.0
-        child.identity = Identity.of(pid=process.pid)
-        if child.identity is not None:
-            write_pid(path=self._pid_file(child), identity=child.identity, spec=child.spec)
         self._write_run_file()
         ended = _watch_end(process)
         if child.spec.once:
@@ -176,13 +183,34 @@ class Supervisor:
         refusal = await self._wait_until_serving(child, ended)
         if refusal is None:
             began = loop.time()
-            await ended
+            hung = await self._serve_until_ended(child, ended)
+            if hung is not None:  # it would not hear its stop signal either
+                await self._clear_group(child)
+                child.reason = hung
+                return loop.time() - began
             child.reason = _how_it_ended(process.wait())
             await self._clear_group(child)
             return loop.time() - began
         child.reason = refusal if process.poll() is None else f"{refusal}; {_how_it_ended(process.wait())}"
         await self._stop(child)
         return 0.0
+
+    async def _serve_until_ended(self, child: Child, ended: asyncio.Future[None]) -> str | None:
+        """Waits until the child has ended (None), or hangs (the reason): a process that is stopped never ends."""
+        silences = 0
+        while not ended.done():
+            await asyncio.wait([ended], timeout=self._policy.pulse_seconds)
+            if ended.done() or child.spec.pulse is None:
+                continue
+            try:
+                async with asyncio.timeout(self._policy.pulse_seconds):
+                    await child.spec.pulse()
+                silences = 0
+            except (NotReady, OSError, EOFError, TimeoutError) as error:
+                silences += 1
+                if silences >= self._policy.silences_max:
+                    return f"it hung ({str(error) or type(error).__name__})"
+        return None
 
     async def _wait_until_serving(self, child: Child, ended: asyncio.Future[None]) -> str | None:
         assert child.process is not None
@@ -210,6 +238,9 @@ class Supervisor:
     def _give_up(self, child: Child) -> None:
         """Before the platform serves this ends it; later the rest goes on, and `make ps` says what is missing."""
         last = "\n".join(logs.tail(path=self._log_of(child), lines=12))
+        free = shutil.disk_usage(self.layout.state).free
+        if free < _DISK_FULL_BYTES:
+            child.reason += f"; the disk of {self.layout.state} is full ({free / 1e6:.0f} MB free): free some space"
         self._to(child, State.FAILED)
         self._write_run_file()
         if not self._started:
@@ -221,8 +252,9 @@ class Supervisor:
         """Every second: short logs, and in run.json the processes that children report as their own."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            for child in self.children.values():
-                logs.rotate(path=self._log_of(child))
+            with suppress(OSError):  # a full disk: what serves goes on, and in a second it is tried again
+                for child in self.children.values():
+                    logs.rotate(path=self._log_of(child))
             self._write_run_file()
 
     async def _stop_all(self) -> None:
@@ -301,8 +333,9 @@ class Supervisor:
         document = {"supervisor": os.getpid(), "serving": self._started, "processes": running, "missing": missing}
         text = json.dumps(document, indent=2) + "\n"
         if text != self._written:
-            write_private(self.layout.run_file, text)
-            self._written = text
+            with suppress(OSError):  # as above: the platform does not end because a file about it cannot be written
+                write_private(self.layout.run_file, text)
+                self._written = text
 
 
 def read_report(*, path: Path) -> int | None:

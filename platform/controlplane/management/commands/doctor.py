@@ -7,9 +7,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 from dotenv import dotenv_values
-from rich.console import Console
+from rich.markup import escape
 
 from controlplane.local.doctor import examine
+from controlplane.local.launch import open_console
 from controlplane.local.paths import Layout
 
 
@@ -18,14 +19,14 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
-        layout, console = Layout.of_clone(), Console(highlight=False)
+        layout, console = Layout.of_clone(), open_console()
         # The strongest last: what `make up` started here, what is written down, what is set now.
         layers = (dotenv_values(layout.env_file), dotenv_values(layout.root / ".env"), os.environ)
         env = {name: value for layer in layers for name, value in layer.items() if value}
         findings = asyncio.run(examine(env=env))
         for finding in findings:
             mark = "[green]✓[/]" if finding.is_good else "[red]✗[/]"
-            console.print(f"{mark} {finding.name:<11} {finding.detail}", soft_wrap=True)
+            console.print(f"{mark} {finding.name:<11} {escape(finding.detail)}")
             if finding.fix:
-                console.print(f"              [yellow]→ {finding.fix}[/]", soft_wrap=True)
+                console.print(f"              [yellow]→ {escape(finding.fix)}[/]")
         sys.exit(0 if all(finding.is_good for finding in findings) else 1)

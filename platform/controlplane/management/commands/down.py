@@ -5,9 +5,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from rich.console import Console
 
-from controlplane.local.launch import take_down
+from controlplane.local.launch import open_console, take_down
 from controlplane.local.paths import Layout
 from controlplane.local.postgres import remove_cluster
 
@@ -20,7 +19,7 @@ class Command(BaseCommand):
         parser.add_argument("--remove-data", action="store_true", help="remove the state directory afterwards")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        layout, console = Layout.of_clone(), Console(highlight=False)
+        layout, console = Layout.of_clone(), open_console()
         code = take_down(layout=layout, console=console)
         if code == 0 and options["remove_data"]:
             remove_cluster(wanted=layout.data / "postgres")

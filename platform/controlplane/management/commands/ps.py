@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from rich.console import Console
 from rich.table import Table
 
 from controlplane.local.children import find_usage
+from controlplane.local.launch import open_console
 from controlplane.local.paths import Layout
 from controlplane.local.supervisor import is_locked
 
@@ -17,11 +17,11 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
-        layout, console = Layout.of_clone(), Console(highlight=False)
-        if not is_locked(layout=layout) or not layout.run_file.exists():
+        layout, console = Layout.of_clone(), open_console()
+        document = _read_run_file(layout)
+        if document is None or not is_locked(layout=layout):
             console.print("Nothing runs here; `make up` starts it.")
             return
-        document = json.loads(layout.run_file.read_text())
         table = Table("name", "role", "pid", "port", "state", "up", "memory", box=None)
         for row in (*document["processes"], *document["missing"]):
             table.add_row(*_cells(row))
@@ -30,6 +30,14 @@ class Command(BaseCommand):
             console.print(
                 "What is `failed` was given up; `make logs NAME=…` says why, `make down` and `make up` start anew."
             )
+
+
+def _read_run_file(layout: Layout) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(layout.run_file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
