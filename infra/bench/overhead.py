@@ -31,7 +31,7 @@ from infra.bench.record import Load
 from infra.bench.stats import bootstrap_interval, percentile
 
 NAME = "overhead"
-QUIET_SECONDS_MAX = 10.0
+QUIET_SECONDS_MAX = 3.0
 TARGETS = {"added_ttft_p50_ms": 8.0, "added_ttft_p99_ms": 25.0, "throughput": 0.97}
 PEER = "the engine directly"
 
@@ -46,7 +46,7 @@ class Plan:
 
     requests: int = 100
     concurrency: int = 8
-    rounds: int = 6
+    rounds: int = 5
     waves: int = 2
     prompt_words: int = 40
     max_tokens: int = 32
