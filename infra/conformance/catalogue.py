@@ -23,6 +23,7 @@ from infra.conformance.cases import (
     messages,
     paths,
     ranges,
+    realtime,
     routes,
     sizes,
     slow,
@@ -47,6 +48,7 @@ KINDS: tuple[Kind, ...] = (
     lines.KIND,
     paths.KIND,
     framing.KIND,
+    realtime.KIND,
     slow.KIND,
     alive.KIND,
 )

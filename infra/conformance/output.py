@@ -75,7 +75,8 @@ def render_list() -> str:
         f"{len(cases)} cases to any OpenAI-style server ({len(cases) - odd} conventions of OpenAI, {odd} odd requests)",
         "and exits 0 only when none is wrong. A case is skipped where a server may lack what it asks for and says so.",
         "What holds for every case besides: no status of 500 and above, no traceback, no key in an answer, 429 with",
-        "Retry-After.",
+        "Retry-After. `param` of an error names the field, the header or the query parameter; where a body is no JSON",
+        "or no object, a server may say `body` or null. Ours says `body` (docs/limits.md).",
     ]
     for group, title in _GROUP_TITLES.items():
         lines += ["", f"## {title}"]

@@ -13,6 +13,7 @@ import pytest
 from infra.conformance import wire
 from infra.conformance.case import Case, Result, Verdict, Wire
 from infra.conformance.catalogue import all_cases
+from infra.conformance.frames import CLOSE, PONG, TEXT, frame
 from infra.conformance.runner import run_cases
 from tests.functional.conformance.wrong_server import CHAT, KEY, Respond, always, answer, error, serving
 
@@ -40,7 +41,34 @@ async def run(cases: Sequence[Case], respond: Respond) -> list[Result]:
         return await run_cases(cases, target, advance=lambda _: None)
 
 
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
+
+
+def socket(*frames: bytes) -> Respond:
+    """A handshake taken, whatever it was, and these frames."""
+    return always(SWITCHED, *frames)
+
+
+def from_server(opcode: int, payload: bytes) -> bytes:
+    return frame(opcode, payload, masked=False)
+
+
+CREATED = from_server(TEXT, b'{"type":"session.created"}')
+
 WRONG: tuple[tuple[str, Respond], ...] = (
+    ("realtime: a good handshake", socket(from_server(CLOSE, b"\x03\xf3"))),
+    ("realtime: a good handshake", socket(from_server(TEXT, b"no JSON"))),
+    ("realtime: a good handshake", socket(frame(TEXT, b"{}"))),
+    ("realtime: a good handshake", socket(from_server(TEXT, b'{"type":"other"}'))),
+    ("realtime: a good handshake", always(error(400))),
+    ("realtime: an older version", socket(CREATED)),
+    ("realtime: an older version", always(error(426))),
+    ("realtime: the opcode 0x3", socket(CREATED)),
+    ("realtime: the opcode 0x3", socket(from_server(CLOSE, b"\x03\xe8"))),
+    ("realtime: a ping", socket(from_server(PONG, b"other"))),
+    ("realtime: no JSON", socket(CREATED)),
+    ("realtime: no JSON", socket(from_server(TEXT, b'{"type":"error","error":{"message":"x"}}'))),
+    ("realtime: a WebSocket on another path", socket(CREATED)),
     ("errors: the shape of 400", always(answer(200, CHAT))),
     ("errors: the shape of 400", always(error(400, param="other"))),
     ("errors: the shape of 400", always(error(400, param="temperature", code=400))),
@@ -121,6 +149,9 @@ WRONG: tuple[tuple[str, Respond], ...] = (
 )
 
 RIGHT: tuple[tuple[str, Respond], ...] = (
+    ("realtime: a good handshake", socket(CREATED)),
+    ("realtime: an older version", always(error(426, "Upgrade: websocket", "Sec-WebSocket-Version: 13"))),
+    ("realtime: a WebSocket on another path", socket(from_server(CLOSE, b"\x11\x34"))),
     ("errors: the shape of 400", always(error(400, param="temperature"))),
     ("errors: no key", always(error(401))),
     ("routes: GET /chat/completions", always(error(405, "Allow: POST, OPTIONS"))),
