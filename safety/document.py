@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from contracts.text import shown
 from safety.rules.ban_list import WORDS_MAX
 from safety.rules.regex import MATCH_CHARS_MAX, PATTERN_CHARS_MAX
 from safety.verdicts import Action, Stage
@@ -160,7 +161,7 @@ class PolicyDocument(_Strict):
         names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two rules are named {twice[0]!r}")
+            raise ValueError(f"two rules are named {shown(twice[0])}")
         return self
 
 

@@ -4,7 +4,7 @@ Invariant: every query names its tenant, or is made for an operator; nothing her
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from django.db.models import Q, QuerySet
@@ -16,37 +16,50 @@ from tenants.limits.policy import is_money
 from tenants.models import ApiKey, LimitSetting, Member, Project, Tenant, TenantState
 
 
-def find_key(digests: Sequence[str]) -> tuple[ApiKey, datetime | None] | None:
-    """The live key with one of these digests (one text under each pepper), and when this text of it ends; one query.
+def find_keys(asked: Sequence[Sequence[str]]) -> list[tuple[ApiKey, datetime | None] | None]:
+    """For each text, given as its digests under every pepper: its live key and when this text of it ends. One query.
 
     None for a key that is unknown, revoked, expired, or of a closed tenant.
     """
     now = timezone.now()
-    key = (
+    wanted = [one for digests in asked for one in digests]
+    rows = (
         ApiKey.objects.select_related("tenant__plan", "tenant__policy")
-        .filter(Q(digest__in=digests) | Q(previous_digest__in=digests, previous_expires_at__gt=now))
+        .filter(Q(digest__in=wanted) | Q(previous_digest__in=wanted, previous_expires_at__gt=now))
         .filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None, expired_at=None)
         .exclude(tenant__state=TenantState.CLOSED)
-        .first()
     )
-    if key is None:
-        return None
-    ends = [key.expires_at, key.previous_expires_at if key.digest not in digests else None]
-    return key, min((at for at in ends if at is not None), default=None)
+    found: dict[str, tuple[ApiKey, datetime | None]] = {}
+    for key in rows:
+        found[key.digest] = key, key.expires_at
+        if key.previous_digest and key.previous_expires_at and key.previous_expires_at > now:
+            ends = [at for at in (key.expires_at, key.previous_expires_at) if at is not None]
+            found[key.previous_digest] = key, min(ends)
+    return [next((found[one] for one in digests if one in found), None) for digests in asked]
+
+
+def load_contexts(asked: Sequence[Sequence[str]]) -> list[TenantContext | PermissionDenied | None]:
+    """What steps 2-5 need of the callers whose keys have these digests, newest pepper first; two queries in all.
+
+    In the order asked: None as `find_keys`; PermissionDenied, not raised, where the tenant is suspended.
+    """
+    found = find_keys(asked)
+    limits = limits_of_keys([key for key, _ in filter(None, found)])
+    return [None if one is None else _context(*one, limits[one[0].id]) for one in found]
 
 
 def load_context(digests: Sequence[str]) -> TenantContext | None:
-    """What steps 2-5 need of the caller whose key has one of these digests, newest pepper first; two queries.
+    """`load_contexts` of one key. Raises PermissionDenied when its tenant is suspended."""
+    [context] = load_contexts([digests])
+    if isinstance(context, PermissionDenied):
+        raise context
+    return context
 
-    None as `find_key`. Raises PermissionDenied when the tenant is suspended.
-    """
-    found = find_key(digests)
-    if found is None:
-        return None
-    key, ends = found
+
+def _context(key: ApiKey, ends: datetime | None, limits: tuple[Limit, ...]) -> TenantContext | PermissionDenied:
     tenant, plan = key.tenant, key.tenant.plan
     if tenant.state == TenantState.SUSPENDED:
-        raise PermissionDenied("This organization is suspended.", code="tenant_suspended")
+        return PermissionDenied("This organization is suspended.", code="tenant_suspended")
     return TenantContext(
         tenant_id=str(tenant.id),
         tenant_name=tenant.name,
@@ -56,7 +69,7 @@ def load_context(digests: Sequence[str]) -> TenantContext | None:
         tenant_epoch=tenant.epoch,
         scopes=frozenset(key.scopes),
         allowed_models=frozenset(key.allowed_models) if key.allowed_models is not None else None,
-        limits=limits_of(key),
+        limits=limits,
         queued_max=tenant.queued_max if tenant.queued_max is not None else plan.queued_max,
         max_tokens_default=plan.max_tokens_default,
         max_tokens_cap=plan.max_tokens_cap,
@@ -71,18 +84,32 @@ def load_context(digests: Sequence[str]) -> TenantContext | None:
     )
 
 
-def limits_of(key: ApiKey) -> tuple[Limit, ...]:
-    """Every limit that stands over one key: its own, its project's, its tenant's, else its plan's. One query."""
+def limits_of_keys(keys: Sequence[ApiKey]) -> dict[uuid.UUID, tuple[Limit, ...]]:
+    """Every limit that stands over each key: its own, its project's, its tenant's, else its plan's. One query."""
     rows = LimitSetting.objects.filter(
-        Q(api_key=key)
-        | Q(project_id=key.project_id)
-        | Q(tenant_id=key.tenant_id, scope=Scope.TENANT.value)
-        | Q(plan_id=key.tenant.plan_id)
+        Q(api_key__in=[key.id for key in keys])
+        | Q(project__in={key.project_id for key in keys})
+        | Q(tenant__in={key.tenant_id for key in keys}, scope=Scope.TENANT.value)
+        | Q(plan__in={key.tenant.plan_id for key in keys})
     )
+    owned: dict[uuid.UUID | None, list[LimitSetting]] = {}
+    for row in rows:
+        owner = row.api_key_id or row.project_id or (row.tenant_id if row.plan_id is None else row.plan_id)
+        owned.setdefault(owner, []).append(row)
+    return {key.id: _standing(owned, key) for key in keys}
+
+
+def limits_of(key: ApiKey) -> tuple[Limit, ...]:
+    """`limits_of_keys` of one key."""
+    return limits_of_keys([key])[key.id]
+
+
+def _standing(owned: Mapping[uuid.UUID | None, Sequence[LimitSetting]], key: ApiKey) -> tuple[Limit, ...]:
     chosen: dict[tuple[str, str, str], LimitSetting] = {}
     # The plan's come first, so that the tenant's own overwrite them.
-    for row in sorted(rows, key=lambda row: row.plan_id is None):
-        chosen[row.scope, row.metric, row.model] = row
+    for owner in (key.tenant.plan_id, key.tenant_id, key.project_id, key.id):
+        for row in owned.get(owner, ()):
+            chosen[row.scope, row.metric, row.model] = row
     return tuple(as_limit(row) for _, row in sorted(chosen.items()))
 
 

@@ -110,16 +110,14 @@ def plan_page(
     page: str | None,
 ) -> UsagePlan:
     """Check the question and cut its page. Raises InvalidRequest naming the field."""
-    width = WIDTHS.get(bucket_width)
-    if width is None:
-        raise InvalidRequest(f"bucket_width is one of {', '.join(WIDTHS)}", param="bucket_width")
+    width = width_of(bucket_width)
     unknown = [name for name in group_by if name not in GROUPS]
     if unknown or len(set(group_by)) != len(group_by):
         raise InvalidRequest(f"group_by names each of {', '.join(GROUPS)} at most once", param="group_by")
     if not 0 <= start_ms < end_ms or end_ms - start_ms > RANGE_MAX_MS:
         raise InvalidRequest("start_time is before end_time, by at most 400 days", param="start_time")
     if limit is not None and not 1 <= limit <= width.maximum:
-        raise InvalidRequest(f"limit is 1 to {width.maximum} for bucket_width {bucket_width}", param="limit")
+        raise wrong_limit(bucket_width)
     given = tuple((name, tuple(values)) for name, values in sorted(filters.items()) if values)
     for name, values in given:
         if len(values) > FILTER_VALUES_MAX:
@@ -136,6 +134,20 @@ def plan_page(
         filters=given,
     )
     return UsagePlan(question=question, starts_ms=tuple(shown), next_page=f"page_{rest[0]}" if rest else None)
+
+
+def width_of(bucket_width: str) -> Width:
+    """Raises InvalidRequest for a width that is none."""
+    width = WIDTHS.get(bucket_width)
+    if width is None:
+        raise InvalidRequest(f"bucket_width is one of {', '.join(WIDTHS)}", param="bucket_width")
+    return width
+
+
+def wrong_limit(bucket_width: str) -> InvalidRequest:
+    """What is said of every `limit` that cannot be, a word or a number. Raises InvalidRequest as `width_of`."""
+    most = width_of(bucket_width).maximum
+    return InvalidRequest(f"limit is a whole number from 1 to {most} for bucket_width {bucket_width}", param="limit")
 
 
 def lay_out(plan: UsagePlan, rows: Sequence[Mapping[str, Any]]) -> UsagePage:

@@ -19,6 +19,7 @@ from contracts.clock import Clock
 from contracts.errors import NotFound, Unavailable
 from contracts.models import ModelCard
 from contracts.names import MODELS
+from contracts.text import shown
 from contracts.wire import WireError, decode
 from gateway.services import ServedModel
 from gateway.tokenizer import PromptTokenizer, TokenizerFilesError
@@ -59,7 +60,7 @@ class CatalogueCache:
         if not self._was_read:
             raise Unavailable("The catalogue of models cannot be read.", retry_after_ms=2_000)
         if model not in self._offered:
-            raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(f"The model {shown(model)} does not exist.", param="model", code="model_not_found")
         if model not in self._cards:
             raise Unavailable(f"No engine of `{model}` has started yet.", retry_after_ms=5_000)
         return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(model))

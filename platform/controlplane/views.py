@@ -30,6 +30,7 @@ from contracts.errors import InvalidRequest
 from contracts.models import ModelCard
 from contracts.money import text_from_nano
 from contracts.names import MODELS, WORKERS_PATTERN, worker_id_of
+from contracts.text import shown
 from contracts.wire import decode
 from controlplane.database import AGAIN_SECONDS, is_away
 from controlplane.env import environment
@@ -95,7 +96,7 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """404 as the API speaks it, for any path that is not the console's."""
-    path = request.path[:PATH_SHOWN_MAX]
+    path = shown(request.path, most=PATH_SHOWN_MAX)
     return _error(f"No such path: {path}", status=404, kind="invalid_request_error", code="not_found")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import ahocorasick
 
+from contracts.text import shown
 from safety.rules.normalise import fold, is_repeated_space
 from safety.rules.port import Form, RuleError, Span
 
@@ -71,7 +72,7 @@ def compile_ban_list(*, words: Iterable[str], whole_words: bool = True, look_ali
     for word in words:
         text = fold(word, form=form).strip()
         if not text:
-            raise RuleError(f"the word {word!r} has nothing to see")
+            raise RuleError(f"the word {shown(word)} has nothing to see")
         folded.append(text)
     unique = sorted(set(folded))
     if not unique or len(unique) > WORDS_MAX:

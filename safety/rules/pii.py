@@ -4,6 +4,7 @@ import string
 from collections.abc import Callable
 from functools import cache
 
+from contracts.text import shown
 from safety.rules.port import RuleError
 from safety.rules.regex import RegexAutomaton, compile_regex
 
@@ -58,7 +59,7 @@ def compile_pii(*, kinds: tuple[str, ...] = ()) -> tuple[RegexAutomaton, ...]:
     """Automata for the named kinds, or for all of them. Raises RuleError for an unknown name."""
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
-        raise RuleError(f"unknown kind {unknown[0]!r}; there are {', '.join(KINDS)}")
+        raise RuleError(f"unknown kind {shown(unknown[0])}; there are {', '.join(KINDS)}")
     return tuple(automaton for name in kinds or tuple(KINDS) for automaton in _compiled(name))
 
 

@@ -6,6 +6,7 @@ key glued to other text is still caught.
 
 from functools import cache
 
+from contracts.text import shown
 from safety.rules.port import RuleError
 from safety.rules.regex import RegexAutomaton, compile_regex
 
@@ -33,7 +34,7 @@ def compile_secrets(*, formats: tuple[str, ...] = ()) -> tuple[RegexAutomaton, .
     """Automata for the named formats, or for all of them. Raises RuleError for an unknown name."""
     unknown = sorted(set(formats) - set(FORMATS))
     if unknown:
-        raise RuleError(f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}")
+        raise RuleError(f"unknown format {shown(unknown[0])}; there are {', '.join(FORMATS)}")
     chosen = formats or tuple(FORMATS)
     return tuple(automaton for name in chosen for automaton in _compiled(name))
 

@@ -6,6 +6,8 @@ from typing import Any
 from django.apps import apps
 from django.core.exceptions import ValidationError
 
+from contracts.text import shown
+
 
 def check_models(names: Collection[str], *, param: str) -> None:
     """Refuse names that no served model has; one that is switched off is known. Raises ValidationError naming them."""
@@ -15,4 +17,4 @@ def check_models(names: Collection[str], *, param: str) -> None:
     model: Any = apps.get_model("controlplane", "ServedModel")
     unknown = sorted(wanted - set(model.objects.filter(name__in=wanted).values_list("name", flat=True)))
     if unknown:
-        raise ValidationError({param: f"There is no model `{unknown[0]}` here; GET /v1/models lists them."})
+        raise ValidationError({param: f"There is no model {shown(unknown[0])} here; GET /v1/models lists them."})

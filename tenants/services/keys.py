@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.utils import timezone as clock
 
 from contracts.tenancy import TenantContext
+from contracts.text import shown
 from tenants import selectors
 from tenants.actors import SYSTEM, Actor
 from tenants.auth.keys import PREFIX, digest, hint_of, mint
@@ -210,10 +211,10 @@ def canonical_network(text: str) -> str:
     try:
         network = ipaddress.ip_network(text.strip())
     except ValueError as error:
-        message = f"{text[:60]!r} is not a network: write 10.0.0.0/8, 2001:db8::/32 or an address."
+        message = f"{shown(text, most=60)} is not a network: write 10.0.0.0/8, 2001:db8::/32 or an address."
         raise ValidationError({"allowed_networks": message}) from error
     if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None:
-        raise ValidationError({"allowed_networks": f"{text[:60]!r} is an IPv4 network: write it as one."})
+        raise ValidationError({"allowed_networks": f"{shown(text, most=60)} is an IPv4 network: write it as one."})
     return str(network)
 
 

@@ -17,6 +17,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone as clock
 
 from contracts.errors import LimitExceeded
+from contracts.text import shown
 from tenants.actors import SYSTEM, Actor
 from tenants.events import record
 from tenants.models import Tenant, TenantState, new_id
@@ -238,7 +239,7 @@ def clean_filter(patterns: Sequence[str]) -> list[str]:
         raise ValidationError({"events": f"Name 1 to {FILTERS_MAX} events, families such as key.*, or *."})
     for pattern in patterns:
         if not selectors.is_filter(pattern):
-            raise ValidationError({"events": f"No event is called {pattern[:60]!r}."})
+            raise ValidationError({"events": f"No event is called {shown(pattern, most=60)}."})
     return list(dict.fromkeys(patterns))
 
 

@@ -3,9 +3,11 @@
 from dataclasses import asdict
 from typing import Any
 
+from billing.clickhouse.usage import wrong_limit
 from contracts.errors import InvalidRequest, NotFound
 from contracts.models import ModelCard
 from contracts.tenancy import TenantContext
+from contracts.text import shown
 from gateway.admission import Admission
 from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
@@ -29,10 +31,10 @@ async def show_model(exchange: Exchange, name: str, *, services: GatewayServices
     """The exact configuration on record. A model that the key may not use is not there."""
     caller = await identified(exchange, admission, model=name)
     if not _may_use(caller.context, name) or len(name) > _MODEL_MAX:
-        raise NotFound(f"no model {name[:_MODEL_MAX]!r}", param="model", code="model_not_found")
+        raise NotFound(f"no model {shown(name)}", param="model", code="model_not_found")
     card = (await services.catalogue.get(name)).card
     if not _may_use(caller.context, card.model):
-        raise NotFound(f"no model {name!r}", param="model", code="model_not_found")
+        raise NotFound(f"no model {shown(name)}", param="model", code="model_not_found")
     await exchange.json(200, _brief(card) | asdict(card))
 
 
@@ -61,12 +63,13 @@ def _usage_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
     if start_s is None:
         raise InvalidRequest("start_time: is missing (Unix seconds)", param="start_time", code="missing_field")
     end_s = _integer(given, "end_time", most=_SECONDS_MAX)
+    bucket_width = _one(given, "bucket_width") or "1d"
     lists = {field: _list(given, name) for name, field in _LISTS.items()}
     return UsageQuery(
         start_ms=start_s * 1000,
         end_ms=now_ms if end_s is None else end_s * 1000,
-        bucket_width=_one(given, "bucket_width") or "1d",
-        limit=_integer(given, "limit", most=10_000),
+        bucket_width=bucket_width,
+        limit=_limit(given, bucket_width),
         page=_one(given, "page"),
         **lists,
     )
@@ -87,6 +90,16 @@ def _integer(given: dict[str, list[str]], name: str, *, most: int) -> int | None
         return None
     if not (value.isascii() and value.isdigit()) or len(value) > 15 or int(value) > most:
         raise InvalidRequest(f"{name}: must be an integer between 0 and {most}", param=name)
+    return int(value)
+
+
+def _limit(given: dict[str, list[str]], bucket_width: str) -> int | None:
+    """A whole number; its range is the bucket width's, and so are the words for what is none."""
+    value = _one(given, "limit")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or len(value) > 9:
+        raise wrong_limit(bucket_width)
     return int(value)
 
 

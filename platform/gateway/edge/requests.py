@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from billing.clickhouse.shapes import RequestRow
 from contracts.errors import DeadlinePassed, InvalidRequest, NotFound, Unavailable
 from contracts.outcomes import JobState
+from contracts.text import shown
 from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Final, JobStatus
 from fairqueue.queue import FairQueue
@@ -252,7 +253,7 @@ def _metered(row: RequestRow) -> dict[str, Any]:
 
 
 def _unknown(request_id: str) -> NotFound:
-    return NotFound(f"no request {request_id[: limits.REQUEST_ID_MAX]!r}", code="request_not_found")
+    return NotFound(f"no request {shown(request_id)}", code="request_not_found")
 
 
 def _events_gone(request_id: str) -> Gone:

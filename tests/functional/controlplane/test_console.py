@@ -69,7 +69,7 @@ class TestUnknownPaths:
         answer = client.get("/no/such/path")
         assert answer.status_code == 404
         assert answer.json()["error"] == {
-            "message": "No such path: /no/such/path", "type": "invalid_request_error",
+            "message": "No such path: `/no/such/path`", "type": "invalid_request_error",
             "param": None, "code": "not_found",
         }  # fmt: skip
 

@@ -148,7 +148,7 @@ class TestSecrets:
         assert found(compile_secrets(), text) == []
 
     def test_names_what_there_is_when_a_format_is_unknown(self) -> None:
-        with pytest.raises(RuleError, match="unknown format 'aws'; there are aws_access_key"):
+        with pytest.raises(RuleError, match="unknown format `aws`; there are aws_access_key"):
             compile_secrets(formats=("aws",))
 
 

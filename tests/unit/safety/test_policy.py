@@ -63,7 +63,7 @@ class TestCompile:
         assert field in [name for name, _ in caught.value.errors]
 
     def test_refuses_two_rules_of_one_name(self) -> None:
-        with pytest.raises(PolicyError, match="two rules are named 'r'"):
+        with pytest.raises(PolicyError, match="two rules are named `r`"):
             CompiledPolicy.compile(document(rule(), rule()))
 
     def test_tells_every_pattern_that_is_wrong_at_once(self) -> None:
