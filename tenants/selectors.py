@@ -94,7 +94,7 @@ def limits_of_keys(keys: Sequence[ApiKey]) -> dict[uuid.UUID, tuple[Limit, ...]]
     )
     owned: dict[uuid.UUID | None, list[LimitSetting]] = {}
     for row in rows:
-        owner = row.api_key_id or row.project_id or (row.tenant_id if row.plan_id is None else row.plan_id)
+        owner = row.api_key_id or row.project_id or row.tenant_id or row.plan_id
         owned.setdefault(owner, []).append(row)
     return {key.id: _standing(owned, key) for key in keys}
 

@@ -37,7 +37,7 @@ from workers.registration import Heartbeat, publish_heartbeat, withdraw_heartbea
 ADDRESS = "127.0.0.1"
 MAX_TOKENS = 32
 PATIENT_SECONDS = 60.0
-KEYS_AT_ONCE = 16  # as many as a resolver loads at once
+KEYS_AT_ONCE = 64  # as many as a resolver loads at once
 WARM_PASSES = 20
 TENANT, PROJECT = "Bench", "Default"
 

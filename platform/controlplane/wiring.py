@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from billing import selectors as billing_reads
 from billing.clickhouse.shapes import RequestRow, UsagePage
 from contracts.clock import Clock
-from contracts.errors import Unavailable
+from contracts.errors import Rejected, Unavailable
 from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef, TenantContext
 from controlplane.catalogue import CatalogueCache
@@ -41,7 +41,7 @@ from tenants import selectors as tenant_reads
 from tenants.auth.resolve import Resolver
 from tenants.limits.buckets import Limits
 from tenants.peppers import peppers
-from tenants.services import load_key
+from tenants.services import load_keys
 
 DATABASE_SECONDS = 3.0
 REPORT_SECONDS = 20.0
@@ -72,7 +72,7 @@ def gateway_services() -> GatewayServices:
         mailbox=_mailbox(env, gateway_id),
         limits=Limits(redis),
         queue_of=cache(lambda pool: FairQueue(redis, pool=pool, bounds=QueueBounds())),
-        resolver=Resolver(partial(_load_context, prices), clock=clock, peppers=peppers()),
+        resolver=Resolver(KeyLoads(prices), clock=clock, peppers=peppers()),
         epochs=DatabaseEpochs(),
         catalogue=catalogue,
         prices=prices,
@@ -122,11 +122,49 @@ async def _read_offered() -> dict[str, str]:
     )
 
 
-async def _load_context(prices: "PriceCache", digests: Sequence[str]) -> TenantContext | None:
-    context = await from_database(load_key, digests)
-    if context is not None:
-        prices.saw(tenant_id=context.tenant_id, epoch=context.tenant_epoch)
-    return context
+class KeyLoads:
+    """`tenants.auth.resolve.Load`. Keys that are asked for while others are read are read together, by two queries.
+
+    A gateway that starts under load knows no key; one by one, they would cost it five milliseconds each.
+    """
+
+    def __init__(self, prices: "PriceCache") -> None:
+        self._prices = prices
+        self._waiting: list[_AskedKey] = []
+        self._reading = asyncio.Lock()
+
+    async def __call__(self, digests: Sequence[str]) -> TenantContext | None:
+        asked = _AskedKey(digests, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        async with self._reading:  # whoever is next reads for all who wait
+            if not asked.answer.done():
+                await self._read(asked)
+        context = asked.answer.result()
+        if isinstance(context, Rejected):
+            raise context
+        if context is not None:
+            self._prices.saw(tenant_id=context.tenant_id, epoch=context.tenant_epoch)
+        return context
+
+    async def _read(self, mine: "_AskedKey") -> None:
+        batch, self._waiting = self._waiting, []
+        try:
+            contexts: Sequence[TenantContext | Rejected | None] = await from_database(
+                load_keys, [each.digests for each in batch]
+            )
+        except Unavailable as error:
+            contexts = [Unavailable(error.message, retry_after_ms=error.retry_after_ms) for _ in batch]
+        except BaseException:  # cancelled: the others read for themselves
+            self._waiting = [each for each in batch if each is not mine] + self._waiting
+            raise
+        for each, context in zip(batch, contexts, strict=True):
+            each.answer.set_result(context)
+
+
+@dataclass(slots=True, eq=False)
+class _AskedKey:
+    digests: Sequence[str]
+    answer: "asyncio.Future[TenantContext | Rejected | None]"
 
 
 class DatabaseEpochs:

@@ -135,7 +135,7 @@ def _permission(request: Request, view: APIView) -> str:
 
 
 def _find(bearer: str) -> ApiKey | None:
-    found = selectors.find_key(digests_of(bearer))
+    [found] = selectors.find_keys([digests_of(bearer)])
     return found[0] if found is not None and found[0].tenant.state == TenantState.ACTIVE else None
 
 

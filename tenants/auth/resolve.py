@@ -24,7 +24,7 @@ STALE_SECONDS = 15 * 60.0
 NEGATIVE_SECONDS = 5.0
 LOAD_TIMEOUT_SECONDS = 3.0
 LOAD_AGAIN_SECONDS = 2.0
-LOADS_AT_ONCE_MAX = 16
+LOADS_AT_ONCE_MAX = 64
 ENTRIES_MAX = 50_000
 # Unknown keys share a smaller room, so that a guesser cannot push good keys out.
 NEGATIVE_ENTRIES_MAX = 5_000

@@ -15,6 +15,7 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.utils import timezone as clock
 
+from contracts.errors import PermissionDenied
 from contracts.tenancy import TenantContext
 from contracts.text import shown
 from tenants import selectors
@@ -174,19 +175,20 @@ def expire_keys() -> int:
     return len(rows)
 
 
-def load_key(digests: Sequence[str]) -> TenantContext | None:
-    """As `selectors.load_context`; a key found under an older pepper is moved to the newest, `digests[0]`.
+def load_keys(asked: Sequence[Sequence[str]]) -> list[TenantContext | PermissionDenied | None]:
+    """As `selectors.load_contexts`; a key found under an older pepper is moved to the newest, its first digest.
 
     So a change of the pepper writes once for each key that is used, and the old pepper can go when none is left under
-    it. Raises PermissionDenied.
+    it.
     """
-    context = selectors.load_context(digests)
-    if context is not None and len(digests) > 1:
-        moved = ApiKey.objects.filter(id=context.api_key_id)
-        newest = {"digest": digests[0], "pepper_id": pepper_id_of(pepper())}
-        moved.filter(digest__in=digests[1:]).update(**newest)
-        moved.filter(previous_digest__in=digests[1:]).update(previous_digest=digests[0])
-    return context
+    contexts = selectors.load_contexts(asked)
+    for digests, context in zip(asked, contexts, strict=True):
+        if isinstance(context, TenantContext) and len(digests) > 1:
+            moved = ApiKey.objects.filter(id=context.api_key_id)
+            newest = {"digest": digests[0], "pepper_id": pepper_id_of(pepper())}
+            moved.filter(digest__in=digests[1:]).update(**newest)
+            moved.filter(previous_digest__in=digests[1:]).update(previous_digest=digests[0])
+    return contexts
 
 
 def record_last_used(uses: Mapping[uuid.UUID, datetime]) -> int:

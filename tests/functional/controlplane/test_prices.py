@@ -13,7 +13,7 @@ from billing.models import PriceList
 from billing.rating.prices import Meter
 from billing.services import publish_prices
 from controlplane import wiring
-from controlplane.wiring import PriceCache, _load_context
+from controlplane.wiring import KeyLoads, PriceCache
 from stores.system import SystemClock
 from tenants import services
 from tenants.models import Tenant
@@ -69,23 +69,23 @@ class TestPriceCache:
             assert card is not None
             return card.output_nano
 
-        await _load_context(prices, digests_of(text))
+        await KeyLoads(prices)(digests_of(text))
         assert await output_nano() == 4_000
         await ask(services.change_plan, plan=tenant.plan, changes={"price_list": price_list})
         assert await output_nano() == 4_000  # nobody has seen the change yet: no query for each request
-        await _load_context(prices, digests_of(text))  # as the hold script asks for, whose epoch is newer
+        await KeyLoads(prices)(digests_of(text))  # as the hold script asks for, whose epoch is newer
         assert await output_nano() == 2_000
         other = await ask(services.create_plan, name="other")
         await ask(services.change_tenant, tenant=tenant, changes={"plan": other})
-        await _load_context(prices, digests_of(text))
+        await KeyLoads(prices)(digests_of(text))
         assert await output_nano() == 4_000
 
     async def test_a_context_that_was_read_before_moves_nothing_back(self) -> None:
         tenant, text, price_list = await ask(setting)
         prices = PriceCache(clock=SystemClock())
-        await _load_context(prices, digests_of(text))
+        await KeyLoads(prices)(digests_of(text))
         await ask(services.change_plan, plan=tenant.plan, changes={"price_list": price_list})
-        await _load_context(prices, digests_of(text))
+        await KeyLoads(prices)(digests_of(text))
         prices.saw(tenant_id=str(tenant.id), epoch=tenant.epoch)
         card = await prices.card(tenant_id=str(tenant.id), model="m")
         assert card is not None

@@ -7,9 +7,10 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
-from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
+from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks, Settings
 from redis import Redis
 
+from contracts.tenancy import Scope
 from tenants import selectors, services
 from tenants.auth.keys import digest
 from tenants.limits import keys as redis_keys
@@ -149,6 +150,23 @@ class TestExpiry:
         assert not opens(acme.plaintext)
 
 
+class TestManyKeysAtOnce:
+    def test_are_read_by_two_queries_each_with_its_own_facts_and_limits(
+        self, acme: Customer, mallory: Customer, django_assert_num_queries: DjangoAssertNumQueries
+    ) -> None:
+        services.set_limits(api_key=acme.key, caps={"concurrent_requests": 3})
+        unknown = ["0" * 64]
+        with django_assert_num_queries(2):
+            mine, nobody, theirs = selectors.load_contexts(
+                [digests_of(acme.plaintext), unknown, digests_of(mallory.plaintext)]
+            )
+        assert nobody is None
+        assert mine == selectors.load_context(digests_of(acme.plaintext))
+        assert theirs == selectors.load_context(digests_of(mallory.plaintext))
+        assert [limit.cap for limit in mine.limits if limit.scope is Scope.KEY] == [3]
+        assert [limit.cap for limit in theirs.limits if limit.scope is Scope.KEY] == []
+
+
 class TestPeppers:
     def test_that_are_former_open_a_key_and_move_it_to_the_new_one(self, acme: Customer, settings: Settings) -> None:
         _, rotated = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
@@ -156,11 +174,11 @@ class TestPeppers:
         settings.ENV = env.model_copy(update={"secret": type(env.secret)("n" * 40), "secret_old": env.secret})
         new, old = digests_of(rotated)
         assert ApiKey.objects.get(id=acme.key.id).digest == old
-        assert services.load_key([new, old]) is not None
+        assert services.load_keys([[new, old]]) != [None]
         row = ApiKey.objects.get(id=acme.key.id)
         assert (row.digest, row.pepper_id) == (new, pepper_id_of(services.pepper()))
         before = digests_of(acme.plaintext)
-        assert services.load_key(before) is not None
+        assert services.load_keys([before]) != [None]
         assert ApiKey.objects.get(id=acme.key.id).previous_digest == before[0]
         assert ApiKey.objects.get(id=acme.key.id).digest == new
         settings.ENV = env.model_copy(update={"secret": type(env.secret)("n" * 40)})
