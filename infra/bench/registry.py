@@ -6,11 +6,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.bench import admission, overhead
+from infra.bench import admission, overhead, queue
 from infra.bench.instance import Instance
 from infra.bench.load import get_json
 from infra.bench.output import Measure
 from infra.bench.record import machine_rows, model_rows
+from infra.bench.store import private_valkey
 
 Rows = Sequence[tuple[str, str]]
 
@@ -44,11 +45,15 @@ Start = Callable[[int], Advance]  # told the number of steps, gives what counts 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One bench: a line on what it measures, and the coroutine that does. `run` raises BenchFailed."""
+    """One bench: a line on what it measures, and the coroutine that does. `run` raises BenchFailed.
+
+    `platform`: it measures a platform that runs. One without gets None, and starts the store that it needs.
+    """
 
     name: str
     about: str
-    run: Callable[[Instance, Options, Start], Coroutine[Any, Any, Finished]]
+    run: Callable[[Any, Options, Start], Coroutine[Any, Any, Finished]]
+    platform: bool = True
 
 
 async def engine_of(instance: Instance) -> str:
@@ -109,6 +114,29 @@ async def run_admission(instance: Instance, options: Options, start: Start) -> F
     return Finished(measures=lines, record=record)
 
 
+async def run_queue(_: None, options: Options, start: Start) -> Finished:
+    """Bench `queue` on a store of its own. Raises BenchFailed."""
+    plan = queue.Plan()
+    chosen = {"cycles": options.requests, "slots": options.concurrency}
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    async with private_valkey() as redis:
+        try:
+            found = await queue.run(redis=redis, plan=plan, advance=start(plan.steps))
+        except* queue.WrongAnswer as failures:
+            raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+        store = await redis.info("server")
+    lines = queue.measures(found)
+    version = str(store.get("valkey_version") or store.get("redis_version"))
+    return Finished(
+        measures=lines,
+        record={
+            "machine": machine_rows(),
+            "store": [("version", version), ("durability", "append-only file, synced every second")],
+            "aims": queue.verdict_rows(found, lines),
+        },
+    )
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -121,6 +149,12 @@ BENCHES = {
             name=admission.NAME,
             about="letting a request in: CPU for each, admissions a second, keys a second, revocation to cut",
             run=run_admission,
+        ),
+        Bench(
+            name=queue.NAME,
+            about="the fair queue alone: cycles a second by tenants, wake to claim, bytes of a request that waits",
+            run=run_queue,
+            platform=False,
         ),
     )
 }

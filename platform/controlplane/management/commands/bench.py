@@ -11,7 +11,7 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -57,8 +57,9 @@ class Command(BaseCommand):
         chosen = Options(**{name: options[name] for name in names})
         console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
         try:
-            with _platform(chosen.engine, console) as instance:
-                finished = _run(BENCHES[options["name"]], instance, chosen, console)
+            bench = BENCHES[options["name"]]
+            with _platform(chosen.engine, console) if bench.platform else nullcontext() as instance:
+                finished = _run(bench, instance, chosen, console)
         except (InstanceFailed, BenchFailed, Refused, OSError, TimeoutError) as error:
             raise CommandError(f"bench {options['name']} did not run whole: {error}") from error
         if options["json"]:
@@ -86,7 +87,7 @@ def _platform(engine: str, console: Console) -> Iterator[Instance]:
         yield private
 
 
-def _run(bench: Bench, instance: Instance, options: Options, console: Console) -> Finished:
+def _run(bench: Bench, instance: Instance | None, options: Options, console: Console) -> Finished:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
 
