@@ -90,7 +90,7 @@ class FairQueue:
             ticket.request_id,
             ticket.tenant_id,
             mailbox,
-            encode(ticket),
+            ticket.body,
             encode(without_body(ticket)),
             enqueue_deadline_ms,
             expires_at_ms,

@@ -3,6 +3,7 @@
 Invariant: a reply that is not of the documented shape raises here and goes no further.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from contracts.errors import DeadlinePassed, QueueFull
@@ -53,10 +54,10 @@ def enqueued(reply: list[Any]) -> Enqueued:
 def claimed(reply: list[Any]) -> Claim | Wait:
     if reply[0] == b"wait":
         return Wait(until_ms=int(reply[1]) if reply[1] else None)
-    _, ticket, fence, attempt, log_length, queue_us, deaths, *counts = reply
+    _, head, body, fence, attempt, log_length, queue_us, deaths, *counts = reply
     prompt, cached, completion, reasoning = counts
     return Claim(
-        ticket=decode(Ticket, ticket),
+        ticket=replace(decode(Ticket, head), body=body),
         fence=fence.decode(),
         attempt=attempt,
         log_length=log_length,

@@ -11,7 +11,7 @@ local state, epoch, last_seq, mailboxes, deadline_ms = unpack(redis.call('HMGET'
   'mailboxes', 'deadline_ms'))
 if state ~= 'ended' then return 0 end
 -- The prompt is not needed any more; the head stays.
-redis.call('HSET', job, 'state', 'settled', 'final', ARGV[3], 'ticket', '')
+redis.call('HSET', job, 'state', 'settled', 'final', ARGV[3], 'body', '')
 redis.call('ZREM', unsettled, rid)
 local ttl = tonumber(ARGV[5])
 redis.call('PEXPIRE', job, whole(math.max(ttl, tonumber(deadline_ms) - ms(now) + ttl)))

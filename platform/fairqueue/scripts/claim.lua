@@ -1,7 +1,7 @@
 -- claim.lua: give the next request of the least-served tenant to one worker.
 -- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 nonce | 4 free_kv int | 5 free_slots int | 6 lease_ms int | 7 quantum virtual milli-tokens int | 8 tenants looked at int | 9 nonce_ttl_ms int
--- RETURNS {'job', ticket, fence, attempt, log_length, queue_us, deaths, prompt, cached, completion, reasoning} or {'wait', until_ms or ''}.
+-- RETURNS {'job', head, body, fence, attempt, log_length, queue_us, deaths, prompt, cached, completion, reasoning} or {'wait', until_ms or ''}.
 -- ATOMIC: two workers never hold one request; the last look at the queue and the entry in the idle set are one.
 
 local now = clock(ARGV[1])
@@ -15,9 +15,9 @@ local EXPIRED_MAX = 64
 local function claimed_before(rid)
   local state, fence, attempt, owner = unpack(redis.call('HMGET', job_key(rid), 'state', 'fence', 'attempt', 'worker'))
   if state ~= 'running' or fence ~= attempt .. '-' .. nonce or owner ~= worker then return nil end
-  local j = redis.call('HMGET', job_key(rid), 'ticket', 'fence', 'attempt', 'last_seq', 'queue_us', 'deaths', 'prompt',
-    'cached', 'completion', 'reasoning')
-  for i = 3, 10 do j[i] = int(j[i]) end
+  local j = redis.call('HMGET', job_key(rid), 'head', 'body', 'fence', 'attempt', 'last_seq', 'queue_us', 'deaths',
+    'prompt', 'cached', 'completion', 'reasoning')
+  for i = 4, 11 do j[i] = int(j[i]) end
   table.insert(j, 1, 'job')
   return j
 end
@@ -68,9 +68,9 @@ end
 -- Returns the reply, whether the request had blocked others, and its bytes. The tenant runs now, and waits if it has more.
 local function take(chosen)
   local rid, tenant, job = chosen.rid, chosen.tenant, job_key(chosen.rid)
-  local ticket, attempt, weight, pre_in, pre_out, spent, paid, queue_us, since_us, blocking, last_seq, deaths, prompt,
-    cached, completion, reasoning, bytes = unpack(redis.call('HMGET', job, 'ticket', 'attempt', 'weight', 'pre_in', 'pre_out',
-    'spent', 'paid', 'queue_us', 'since_us', 'blk', 'last_seq', 'deaths', 'prompt', 'cached', 'completion', 'reasoning',
+  local head, body, attempt, weight, pre_in, pre_out, spent, paid, queue_us, since_us, blocking, last_seq, deaths, prompt,
+    cached, completion, reasoning, bytes = unpack(redis.call('HMGET', job, 'head', 'body', 'attempt', 'weight', 'pre_in',
+    'pre_out', 'spent', 'paid', 'queue_us', 'since_us', 'blk', 'last_seq', 'deaths', 'prompt', 'cached', 'completion', 'reasoning',
     'bytes'))
   attempt = int(attempt) + 1
   local fence = attempt .. '-' .. nonce
@@ -80,7 +80,9 @@ local function take(chosen)
   redis.call('ZREM', expiry, rid)
   redis.call('HINCRBY', infl, tenant, 1)
   redis.call('HSET', job, 'state', 'running', 'attempt', attempt, 'fence', fence, 'epoch', fence, 'worker', worker,
-    'paid', whole(prepaid), 'charged_tokens', 0, 'charged_ms', 0, 'blk', '', 'queue_us', whole(waited))
+    'paid', whole(prepaid), 'queue_us', whole(waited))
+  if attempt > 1 then redis.call('HSET', job, 'charged_tokens', 0, 'charged_ms', 0) end
+  if blocking == '1' then redis.call('HSET', job, 'blk', '') end
   redis.call('ZADD', lease, now_ms + tonumber(ARGV[6]), rid)
   redis.call('ZADD', held, now_ms, rid)
   redis.call('SET', receipt, rid, 'PX', ARGV[9])
@@ -91,7 +93,7 @@ local function take(chosen)
   else
     redis.call('ZADD', act, counter, tenant)
   end
-  return {'job', ticket, fence, attempt, int(last_seq), waited, int(deaths), int(prompt), int(cached), int(completion),
+  return {'job', head, body, fence, attempt, int(last_seq), waited, int(deaths), int(prompt), int(cached), int(completion),
     int(reasoning)}, blocking == '1', tonumber(bytes)
 end
 

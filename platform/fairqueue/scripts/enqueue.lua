@@ -1,12 +1,12 @@
 -- enqueue.lua: queue a request, or attach a mailbox to one that is known.
 -- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
--- ARGV 1 now_us int or '' for TIME | 2 request_id | 3 tenant_id | 4 mailbox channel | 5 ticket bytes | 6 ticket without body bytes | 7 enqueue_deadline_ms int | 8 expires_ms int | 9 weight_milli int | 10 need KV tokens int | 11 pre_in milli-tokens int | 12 pre_out milli-tokens int | 13 queued_max int | 14 total_max int | 15 bytes_max int | 16 tombstone_ms int
+-- ARGV 1 now_us int or '' for TIME | 2 request_id | 3 tenant_id | 4 mailbox channel | 5 body of the ticket | 6 ticket without its body | 7 enqueue_deadline_ms int | 8 expires_ms int | 9 weight_milli int | 10 need KV tokens int | 11 pre_in milli-tokens int | 12 pre_out milli-tokens int | 13 queued_max int | 14 total_max int | 15 bytes_max int | 16 tombstone_ms int
 -- RETURNS {'ok', position, generation, already} or {'full', bound, window x5, tenants waiting} or {'refused', why}.
 -- ATOMIC: the bounds hold, and what was refused once is refused for ever (a tombstone past its deadline).
 
 local now = clock(ARGV[1])
 local now_ms = ms(now)
-local rid, tenant, mailbox, bytes = ARGV[2], ARGV[3], ARGV[4], #ARGV[5]
+local rid, tenant, mailbox, bytes = ARGV[2], ARGV[3], ARGV[4], #ARGV[5] + #ARGV[6]
 local deadline, ttl = tonumber(ARGV[7]), tonumber(ARGV[16])
 local job, tomb = job_key(rid), prefix .. 'tomb:' .. rid
 local MAILBOXES_MAX = 4
@@ -78,7 +78,7 @@ if bound then
 end
 local seq = int(m[1]) + 1
 redis.call('HSET', meta, 'seq', whole(seq), 'waiting_bytes', whole(held + bytes))
-redis.call('HSET', job, 'state', 'queued', 'tenant', tenant, 'seq', whole(seq), 'ticket', ARGV[5], 'head', ARGV[6],
+redis.call('HSET', job, 'state', 'queued', 'tenant', tenant, 'seq', whole(seq), 'body', ARGV[5], 'head', ARGV[6],
   'bytes', bytes, 'deadline_ms', ARGV[7], 'expires_ms', ARGV[8], 'weight', ARGV[9], 'need', ARGV[10],
   'pre_in', ARGV[11], 'pre_out', ARGV[12], 'mailboxes', mailbox, 'generation', 1, 'since_us', whole(now))
 redis.call('ZADD', prefix .. 'ten:' .. tenant, whole(seq), rid)

@@ -116,7 +116,7 @@ class TestDeadLetter:
             await pool.queue.engine_died(worker_id="w7", fences={"r1": claim.fence})
         [(_, letter)] = await pool.redis.xrange(pool.queue.keys.dead)
         assert letter[b"losses"] == f"death w7 1 {pool.now_ms}\ndeath w7 2 {pool.now_ms}\n".encode()
-        assert b"secret prompt" in letter[b"ticket"]
+        assert b"secret prompt" in letter[b"body"]
         assert (await pool.queue.depths()).dead_letters == 1
 
 

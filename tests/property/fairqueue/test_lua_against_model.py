@@ -25,7 +25,7 @@ from contracts.jobs import Claim, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
-from fairqueue.messages import Final, StepEntry, Wait
+from fairqueue.messages import Final, StepEntry, Wait, without_body
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from stores.redis import open_redis
@@ -148,7 +148,8 @@ class PoolMachine(RuleBasedStateMachine):
         }
 
         async def modelled() -> Any:
-            return self.model.enqueue(ticket, now_us=self.now_us, size=len(encode(ticket)), **options)
+            size = len(ticket.body) + len(encode(without_body(ticket)))
+            return self.model.enqueue(ticket, now_us=self.now_us, size=size, **options)
 
         real = self.run(outcome_of(self.queue.enqueue(ticket, **options)))
         assert real == self.run(outcome_of(modelled()))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import uvloop
 from django.core.management.base import BaseCommand, CommandError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -95,7 +96,9 @@ def _run(bench: Bench, instance: Instance | None, options: Options, console: Con
             task = progress.add_task(f"bench {bench.name}", total=total)
             return lambda count: progress.advance(task, count)
 
-        return asyncio.run(bench.run(instance, options, start))
+        # A bench without a platform has the parts of a gateway and a worker in itself, so it has their loop.
+        run = asyncio.run if bench.platform else uvloop.run
+        return run(bench.run(instance, options, start))
 
 
 def _positive(text: str) -> int:

@@ -151,6 +151,8 @@ local function usage_fields(rid)
   return flat
 end
 
+local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timings', 'verdicts', 'log_key', 'spent'}
+
 -- Every end passes here: state, charge, usage record, unsettled list. `said` is what its worker tells of the end;
 -- without a worker, the counts on the request are what is billed.
 local function close(rid, now_us, outcome, finish, err, said)
@@ -159,8 +161,8 @@ local function close(rid, now_us, outcome, finish, err, said)
     queue_us, since_us, head, attempt = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
     'bytes', 'blk', 'cancel', 'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'queue_us', 'since_us', 'head',
     'attempt'))
-  local s = said or {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
-  local waited, runs = int(queue_us), nil
+  local known = {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
+  local s, waited, runs = said or known, int(queue_us), nil
   if state == 'queued' then
     part(rid, tenant, bytes)
     waited = waited + math.max(now_us - int(since_us), 0)
@@ -168,10 +170,19 @@ local function close(rid, now_us, outcome, finish, err, said)
     runs = release(rid, tenant, worker, cancel)
     measure(now_ms, s[1] + s[3])
   end
-  redis.call('HSET', job, 'state', 'ended', 'outcome', outcome, 'finish', finish, 'error', err, 'blk', '',
-    'billed_at_ms', now_ms, 'queue_us', whole(waited), 'prompt', s[1], 'cached', s[2], 'completion', s[3],
-    'reasoning', s[4], 'delivered', s[5], 'timings', s[6], 'verdicts', s[7], 'log_key', s[8], 'spent', whole(s[9]),
-    'paid', whole(s[9]))
+  local writes = {'state', 'ended', 'outcome', outcome, 'finish', finish, 'error', err, 'billed_at_ms', now_ms,
+    'paid', whole(s[9])}
+  local function write(name, value)
+    writes[#writes + 1] = name
+    writes[#writes + 1] = value
+  end
+  -- What the last step said is written; so an end that adds nothing to it costs no second time.
+  for i, name in ipairs(SAID) do
+    if s[i] ~= known[i] then write(name, i == 9 and whole(s[i]) or s[i]) end
+  end
+  if state == 'queued' then write('queue_us', whole(waited)) end
+  if blocking == '1' then write('blk', '') end
+  redis.call('HSET', job, unpack(writes))
   redis.call('XADD', usage, '*', 'ticket', head, 'prompt', s[1], 'cached', s[2], 'completion', s[3], 'reasoning', s[4],
     'delivered', s[5], 'outcome', outcome, 'finish', finish, 'error', err, 'attempt', attempt or 0,
     'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
@@ -198,9 +209,10 @@ local function bill_log(rid)
 end
 
 local function bury(rid, now_ms)
-  local j = redis.call('HMGET', job_key(rid), 'tenant', 'attempt', 'deaths', 'lapses', 'losses', 'ticket')
+  local j = redis.call('HMGET', job_key(rid), 'tenant', 'attempt', 'deaths', 'lapses', 'losses', 'head',
+    'body')
   redis.call('XADD', dead, 'MAXLEN', '~', 1000, '*', 'request', rid, 'tenant', j[1], 'attempt', j[2], 'deaths', j[3],
-    'lapses', j[4], 'losses', j[5], 'ticket', j[6], 'at_ms', now_ms)
+    'lapses', j[4], 'losses', j[5], 'ticket', j[6], 'body', j[7], 'at_ms', now_ms)
 end
 
 -- The attempt of a running request is over without an end. why: 'lapse' and 'death' count and leave evidence,
