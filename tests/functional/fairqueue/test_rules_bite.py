@@ -1,0 +1,241 @@
+"""Each rule of the protocol that the pool's scripts keep: it holds, and without its line it does not.
+
+A scenario says whether the rule holds. It runs on the scripts as they are and on a script that lacks the rule, so that
+a test which would pass without the rule cannot stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from contracts.errors import DeadlinePassed
+from contracts.tokens import TokenCounts
+from fairqueue.loading import load_pool_scripts
+from fairqueue.messages import Ended, StepEntry, Wait, decode_mailbox, final_of
+from stores.lua import LuaScript
+from tests.functional.fairqueue.conftest import BOX, Pool
+
+Scenario = Callable[[Pool], Awaitable[bool]]
+
+
+async def late_enqueue_is_refused(pool: Pool) -> bool:
+    return await _refused(pool, deadline_in=-1)
+
+
+async def cancel_of_the_unknown_refuses_its_enqueue(pool: Pool) -> bool:
+    await pool.queue.cancel(request_id="r1", generation=None, reason="cancelled")
+    return await _refused(pool)
+
+
+async def look_refuses_a_later_enqueue(pool: Pool) -> bool:
+    await pool.queue.look(request_id="r1")
+    return await _refused(pool)
+
+
+async def _refused(pool: Pool, **options: Any) -> bool:
+    try:
+        await pool.enqueue("r1", **options)
+    except DeadlinePassed:
+        return True
+    return False
+
+
+async def end_by_cancel_is_to_be_settled(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.queue.cancel(request_id="r1", generation=None, reason="cancelled")
+    return [one.request_id for one in await pool.queue.unsettled(older_than_ms=0, limit=9)] == ["r1"]
+
+
+async def lapse_bills_what_the_log_holds(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    counts = TokenCounts(prompt=claim.ticket.prompt_tokens, completion=9)
+    entry = StepEntry(
+        request_id="r1", fence=claim.fence, first_seq=1, frames=[b"f"], counts=counts, delivered_tokens=3,
+        progressed=True,
+    )  # fmt: skip
+    await pool.queue.step(worker_id="worker", entries=[entry], holding=["r1"])
+    await _lapse(pool)
+    [record] = await pool.usage()
+    return record.counts.completion == 3
+
+
+async def old_connection_cancels_nothing(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.enqueue("r1", mailbox="w:mb:other")
+    await pool.queue.cancel(request_id="r1", generation=1, reason="cancelled")
+    return await pool.state("r1") == "queued"
+
+
+async def cancelled_request_is_never_requeued(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.claim()
+    await pool.queue.cancel(request_id="r1", generation=None, reason="cancelled")
+    await _lapse(pool)
+    return await pool.state("r1") == "ended"
+
+
+async def repeated_step_is_logged_once(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    for _ in range(2):
+        await pool.step(claim, [b"one"])
+    log = await pool.queue.read_log(request_id="r1", after_seq=0, limit=9)
+    return log is not None and log.frames == [b"one"]
+
+
+async def repeated_claim_gets_the_same(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.enqueue("r2")
+    claims = [await pool.claim(nonce="same") for _ in range(2)]
+    return claims[0] == claims[1]
+
+
+async def claim_that_the_worker_does_not_name_goes_back(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.claim()
+    pool.advance(ms=3_000)
+    await pool.queue.step(worker_id="worker", entries=[], holding=[])
+    return await pool.state("r1") == "queued"
+
+
+async def hung_engine_loses_its_lease(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    pool.advance(ms=3_000)
+    await pool.step(claim, progressed=False)
+    pool.advance(ms=3_000)
+    await pool.queue.reap(limit=9)
+    return await pool.state("r1") == "queued"
+
+
+async def lapses_are_no_deaths(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    for _ in range(2):
+        await pool.claim()
+        await _lapse(pool)
+    return await pool.state("r1") == "queued"
+
+
+async def stale_fence_writes_nothing(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await _lapse(pool)
+    await pool.claim(worker="other")
+    reply = await pool.step(claim, [b"stale"])
+    log = await pool.queue.read_log(request_id="r1", after_seq=0, limit=9)
+    return reply.stale == ["r1"] and log is not None and log.frames == []
+
+
+async def log_names_the_fence_that_wrote_it(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await pool.step(claim, [b"one"])
+    log = await pool.queue.read_log(request_id="r1", after_seq=0, limit=9)
+    return log is not None and log.epoch == claim.fence
+
+
+async def ack_sends_the_final_frame(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.end(await pool.claim())
+    [record] = await pool.usage()
+    async with pool.redis.pubsub() as box:
+        await box.subscribe(BOX)
+        await box.get_message(timeout=5)
+        await pool.queue.ack(request_id="r1", final=final_of(record, cost_nano=0))
+        await pool.redis.publish(BOX, b"over")  # comes after what the ack published
+        said = await box.get_message(timeout=5)
+    return said["data"] != b"over" and isinstance(decode_mailbox(said["data"])[0], Ended)
+
+
+async def request_outlives_its_enqueue_deadline(pool: Pool) -> bool:
+    await pool.enqueue("r1", deadline_in=3_500_000, expires_in=3_600_000)
+    await pool.end(await pool.claim())
+    [record] = await pool.usage()
+    await pool.ack(record)
+    return int(await pool.redis.pttl(pool.queue.keys.prefix + "job:r1")) > 3_600_000
+
+
+async def worker_that_saw_nothing_is_woken(pool: Pool) -> bool:
+    assert isinstance(await pool.look(worker="idle"), Wait)
+    await pool.enqueue("r1")
+    return await pool.woken("idle")
+
+
+async def wake_of_a_dead_worker_is_passed_on(pool: Pool) -> bool:
+    for worker in ("a", "b"):
+        await pool.look(worker=worker)
+    await pool.enqueue("r1")
+    pool.advance(ms=2_000)
+    await pool.queue.reap(limit=9)
+    return await pool.woken("b") and not await pool.woken("a")
+
+
+async def _lapse(pool: Pool) -> None:
+    pool.advance(ms=6_000)
+    await pool.queue.reap(limit=9)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`cut`, a text of the script, is what keeps the rule; `left` stands in its place where the rule is taken out."""
+
+    holds: Scenario
+    script: str
+    cut: str
+    left: str = ""
+
+
+RULES = (
+    Rule(late_enqueue_is_refused, "enqueue", "now_ms > deadline or", "false or"),
+    Rule(
+        cancel_of_the_unknown_refuses_its_enqueue,
+        "cancel",
+        "redis.call('SET', prefix .. 'tomb:' .. rid, 'cancel', 'PX', ARGV[5])",
+    ),
+    Rule(
+        look_refuses_a_later_enqueue, "look", "redis.call('SET', tomb, 'look', 'NX', 'PX', ARGV[3]) == false", "false"
+    ),
+    Rule(end_by_cancel_is_to_be_settled, "cancel", "redis.call('ZADD', unsettled, now_ms, rid)"),
+    Rule(lapse_bills_what_the_log_holds, "reap", "\n  bill_log(rid)\n", "\n"),
+    Rule(old_connection_cancels_nothing, "cancel", "if ARGV[3] ~= '' and ARGV[3] ~= j[2] then return 'stale' end"),
+    Rule(
+        cancelled_request_is_never_requeued,
+        "reap",
+        "if cancel and cancel ~= '' then\n    close",
+        "if false then\n    close",
+    ),
+    Rule(repeated_step_is_logged_once, "step", "local known = last + 1 - e[3]", "local known = 0"),
+    Rule(repeated_claim_gets_the_same, "claim", "if before then return before end"),
+    Rule(claim_that_the_worker_does_not_name_goes_back, "step", "if not named[held[i]] and", "if false and"),
+    Rule(hung_engine_loses_its_lease, "step", "if e[12] then", "if true then"),
+    Rule(lapses_are_no_deaths, "reap", "if why == 'death' then", "if true then"),
+    Rule(stale_fence_writes_nothing, "step", "state ~= 'running' or fence ~= e[2]", "state ~= 'running'"),
+    Rule(log_names_the_fence_that_wrote_it, "claim", "'epoch', fence, 'worker'", "'epoch', 'none', 'worker'"),
+    Rule(ack_sends_the_final_frame, "ack", "redis.call('PUBLISH', box, message)"),
+    Rule(
+        request_outlives_its_enqueue_deadline,
+        "ack",
+        "whole(math.max(ttl, tonumber(deadline_ms) - ms(now) + ttl))",
+        "whole(ttl)",
+    ),
+    Rule(worker_that_saw_nothing_is_woken, "claim", "redis.call('ZADD', idle, whole(seq), worker)"),
+    Rule(wake_of_a_dead_worker_is_passed_on, "reap", "if waiting() > 0 then passed = passed + wake_one(now_ms) end"),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.holds.__name__)
+class TestARule:
+    async def test_holds(self, pool: Pool, rule: Rule) -> None:
+        assert await rule.holds(pool)
+
+    async def test_does_not_hold_without_its_line(self, pool: Pool, rule: Rule) -> None:
+        script = load_pool_scripts()[rule.script]
+        assert script.text.count(rule.cut) == 1
+        without = LuaScript.parse(name=script.name, text=script.text.replace(rule.cut, rule.left))
+        pool.queue._scripts[rule.script] = without.bind(pool.redis)
+        assert not await rule.holds(pool)
