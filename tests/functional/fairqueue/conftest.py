@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,9 @@ from contracts.tokens import TokenCounts
 from fairqueue.keys import PoolKeys
 from fairqueue.messages import Enqueued, StepEntry, StepReply, Wait, final_of, usage_from_stream
 from fairqueue.queue import FairQueue, QueueBounds
+from stores.redis import open_redis
 from tests.factories.jobs import make_ticket
+from tests.functional.fairqueue.cluster import Cluster
 
 START_US = 1_800_000_000_000_000
 BOX = "w:mb:gateway"
@@ -143,7 +145,31 @@ def bounds() -> QueueBounds:
     return QueueBounds()
 
 
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes, started once and only when a test asks."""
+    nodes = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+@pytest.fixture(params=["one server", "cluster"])
+def pool_url(request: pytest.FixtureRequest) -> str:
+    """One server, and the node of a cluster that owns the pool's slot."""
+    if request.param == "cluster":
+        nodes: Cluster = request.getfixturevalue("cluster")
+        return nodes.url_of(PoolKeys("pool").prefix)
+    return str(request.getfixturevalue("valkey_url"))
+
+
 @pytest.fixture
-def pool(redis: Redis, bounds: QueueBounds) -> Pool:
+async def pool(pool_url: str, bounds: QueueBounds) -> AsyncIterator[Pool]:
+    """An empty pool."""
+    redis = open_redis(pool_url)
+    await redis.flushall()
     now = [START_US]
-    return Pool(queue=FairQueue(redis, "pool", bounds, now_us=lambda: now[0]), redis=redis, now=now)
+    yield Pool(queue=FairQueue(redis, "pool", bounds, now_us=lambda: now[0]), redis=redis, now=now)
+    await redis.aclose(close_connection_pool=True)

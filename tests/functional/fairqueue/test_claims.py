@@ -7,6 +7,7 @@ import pytest
 from contracts.errors import QueueFull
 from contracts.tokens import TokenCounts
 from fairqueue import policy
+from fairqueue.keys import PoolKeys
 from fairqueue.messages import Abort, AbortReason, Wait
 from fairqueue.queue import QueueBounds
 
@@ -197,3 +198,11 @@ class TestStatus:
         assert status.counts == TokenCounts(prompt=10, completion=1)
         assert status.ticket.body == b""
         assert await pool.queue.status(request_id="unknown") is None
+
+
+class TestACluster:
+    def test_has_the_slots_of_a_pool_on_one_node_of_three(self, cluster) -> None:
+        prefix = PoolKeys("pool").prefix
+        urls = {cluster.url_of(key) for key in PoolKeys("pool").script_keys}
+        assert urls == {cluster.url_of(prefix)}
+        assert len({cluster.url_of(f"key{number}") for number in range(64)}) == 3
