@@ -7,7 +7,7 @@ export PYTHONPATH := platform:.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine up ps logs down doctor clean test check format lock
+.PHONY: help made setup engine up ps logs down doctor clean test check format lock
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -18,16 +18,19 @@ setup: ## install what the platform needs into .venv (`make up` does it too)
 up: setup ## start everything, show one real request, stay until Ctrl-C (DETACH=1, ENGINE=simulated, PORT=8080)
 	@exec .venv/bin/python -m controlplane.local up $(if $(DETACH),--detach)
 
-ps: ## what runs
+made:
+	@[ -x .venv/bin/python ] || { echo 'nothing is installed in this clone yet: run `make up`, or `make setup`' >&2; exit 1; }
+
+ps: made ## what runs
 	@$(RUN) ps
 
-logs: ## the ends of the logs (NAME=gateway, FOLLOW=1)
+logs: made ## the ends of the logs (NAME=gateway, FOLLOW=1)
 	@exec $(RUN) logs $(NAME) $(if $(FOLLOW),--follow)
 
-down: ## stop what `make up` started
+down: made ## stop what `make up` started
 	@$(RUN) down
 
-doctor: ## test every store and the engine, say what is wrong and how to fix it
+doctor: made ## test every store and the engine, say what is wrong and how to fix it
 	@$(RUN) doctor
 
 clean: ## stop it and remove its data (.weir); environments and the model stay cached

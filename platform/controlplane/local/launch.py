@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from rich.markup import escape
 
 from controlplane.local import demo, model
 from controlplane.local.children import Identity, die_with_parent
+from controlplane.local.output import open_console, tolerate_output
 from controlplane.local.paths import Layout, quote_env, write_private
 from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
 from controlplane.local.ports import NoFreePort
@@ -78,17 +78,11 @@ def run_up(*, detach: bool, with_demo: bool) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # Modes are stated where they matter; a mask that takes more would lock PostgreSQL's user out of its programs.
     os.umask(0o022)
+    tolerate_output()
     layout, console = Layout.of_clone(), open_console()
     if detach:
         return run_detached(layout=layout, console=console)
     return run_foreground(layout=layout, console=console, with_demo=with_demo)
-
-
-def open_console() -> Console:
-    """The terminal, or the file or pipe in its place: there no line is broken, and no character refused."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    return Console(highlight=False, soft_wrap=True)
 
 
 def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
@@ -123,11 +117,14 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
 
 def run_detached(*, layout: Layout, console: Console) -> int:
     """Starts the supervisor in a session of its own and returns when it serves."""
-    if is_locked(layout=layout):
-        return report_running(layout=layout, console=console)
     try:
+        if is_locked(layout=layout):
+            return report_running(layout=layout, console=console)
         layout.make()
+        check_disk(layout=layout)
         process = _spawn_supervisor(layout)
+    except PlanFailed as failure:
+        return _fail(console, str(failure))
     except OSError as error:
         return _fail(console, _explain(error))
     try:
@@ -385,7 +382,10 @@ def _write_holder(layout: Layout) -> None:
 
 
 def _explain(error: OSError) -> str:
-    reason = _REASONS.get(error.errno or 0, str(error.strerror or error))
+    said = str(error.strerror or error)
+    reason = _REASONS.get(error.errno or 0, said)
+    if error.errno == errno.EEXIST and said == os.strerror(errno.EEXIST):
+        reason = _REASONS[errno.ENOTDIR]
     return f"{error.filename}: {reason}" if error.filename else reason
 
 

@@ -8,6 +8,7 @@ home, and find their data again as it was left.
 from __future__ import annotations
 
 import asyncio
+import glob
 import importlib.metadata
 import json
 import os
@@ -94,12 +95,18 @@ def valkey(*, data: Path, port: int, password: str | None, persistent: bool = Tr
     return ChildSpec(
         name="valkey",
         role="valkey",
-        command=(str(get_binary_path()), str(config)),
+        command=(str(get_binary_path()), _literal(config)),
         env={"PATH": os.defpath, "LC_ALL": "C"},
         cwd=data,
         probe=probes.valkey(port=port, password=password),
         port=port,
     )
+
+
+def _literal(path: Path) -> str:
+    """The path for a program that reads it as a pattern when it holds * ? or [."""
+    plain = str(path)
+    return plain if glob.escape(plain) == plain else glob.escape(plain.replace("\\", "\\\\"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

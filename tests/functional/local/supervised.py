@@ -35,6 +35,7 @@ while True:
     except OSError: pass
 """
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+PULSING = "import pathlib, sys, time\nwhile True: pathlib.Path(sys.argv[1]).touch(); time.sleep(0.02)"
 STUBBORN = SERVER.replace("signal.SIGTERM, stop", "signal.SIGTERM, signal.SIG_IGN")
 
 
@@ -72,6 +73,17 @@ def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
         "mute": [spec(layout, "mute", MUTE, probe=never, ready_deadline=0.3, stop_deadline=0.1)],
         "robbed": [spec(layout, "robbed", SERVER, port=taken, listens_on=port, ready_deadline=0.5)],
         "stubborn": [spec(layout, "stubborn", STUBBORN, stop_deadline=0.2)],
+        "hung": [
+            spec(
+                layout,
+                "settler",
+                PULSING,
+                probe=probes.file_exists(path=layout.run / "settler.sock"),
+                pulse=probes.file_changes(path=layout.run / "settler.sock"),
+                pulse_file=layout.run / "settler.sock",
+                stop_deadline=0.5,
+            )
+        ],
         "family": [spec(layout, "family", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MUTE!r}])")],
     }
 
@@ -95,6 +107,8 @@ def main() -> int:
 
     async def run() -> None:
         policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3, stable_seconds=0.0)
+        if sys.argv[2] == "hung":
+            policy = RestartPolicy(first_wait=0.01, silences_max=3, pulse_seconds=0.3)
         if sys.argv[2] in ("broken", "mute", "robbed"):
             policy = RestartPolicy(first_wait=0.01, wait_max=0.02, deaths_max=3)
         await Supervisor(layout=layout, specs=cases(layout)[sys.argv[2]], listener=listener, policy=policy).run(

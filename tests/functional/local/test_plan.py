@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,9 +87,20 @@ class TestPlan:
     def test_takes_a_secret_that_is_given(self, layout: Layout) -> None:
         assert plan(layout, {**ELSEWHERE, "WEIR_SECRET": "s" * 40}).env["WEIR_SECRET"] == "s" * 40
 
-    def test_refuses_a_port_that_is_none(self, layout: Layout) -> None:
-        with pytest.raises(PlanFailed, match="PORT=http"):
-            plan(layout, {**ELSEWHERE, "PORT": "http"})
+    @pytest.mark.parametrize("asked", ["http", "80x", "-1", "0", "65536", "70000", "٣", "1" * 5000])
+    def test_refuses_a_port_that_is_none(self, layout: Layout, asked: str) -> None:
+        with pytest.raises(PlanFailed, match=f"PORT={asked} is not a port"):
+            plan(layout, {**ELSEWHERE, "PORT": asked})
+
+    def test_names_who_has_the_port(self, layout: Layout) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with pytest.raises(PlanFailed, match=rf"PORT={port} is taken by .*\(process {os.getpid()}\)"):
+                plan(layout, {**ELSEWHERE, "PORT": str(port)})
+
+    def test_watches_every_process_that_listens_nowhere(self, layout: Layout) -> None:
+        watched = {spec.name for spec in plan(layout, ELSEWHERE).specs if spec.pulse_file is not None}
+        assert watched == {"settler", "celery", "beat"}
 
     def test_has_one_door_to_the_engine_elsewhere(self, layout: Layout) -> None:
         made = plan(layout, {**ELSEWHERE, "ENGINE_URL": "http://gpu:8000"}, engine="openai")

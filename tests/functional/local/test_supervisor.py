@@ -197,6 +197,17 @@ class TestDeath:
         bystander.communicate(b"\n")
 
 
+class TestHang:
+    def test_starts_a_process_anew_that_stands_still(self, start: Any) -> None:
+        """SIGSTOP: it has not died, so only its pulse tells."""
+        platform = start("hung")
+        first = platform.hear("serving", "settler")["pid"]
+        os.kill(first, signal.SIGSTOP)
+        assert platform.hear("backing off", "settler")["reason"] == "it hung (its pulse has stopped)"
+        assert platform.hear("serving", "settler")["pid"] != first
+        wait_until_ended(first)
+
+
 class TestStop:
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_stops_the_door_before_the_store(self, start: Any, signum: signal.Signals) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,43 @@ class TestFailures:
         huge = bootstrap.Environment("control plane", REQUIREMENTS / "control.txt", tmp_path / "venv", 10**18)
         with pytest.raises(bootstrap.SetupFailed, match=r"needs .* GB in"):
             bootstrap.check_disk(huge)
+
+    @pytest.mark.parametrize("flags", ["fma sse4_2", "avx avx2 fma"])
+    def test_name_what_to_do_without_avx512(self, tmp_path: Path, flags: str) -> None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+        with pytest.raises(bootstrap.SetupFailed, match=r"no AVX-512.*ENGINE=simulated make up.*ENGINE_URL"):
+            bootstrap.check_engine_machine(cpuinfo=tmp_path / "cpuinfo")
+
+    @pytest.mark.parametrize("sign", [":", '"', "$", "`", "\\", "\n"])
+    def test_name_a_path_that_cannot_be_used(self, sign: str) -> None:
+        with pytest.raises(bootstrap.SetupFailed, match="move the clone"):
+            bootstrap.check_path(Path(f"/home/a{sign}b/weir"))
+
+    def test_leave_other_odd_paths_alone(self) -> None:
+        bootstrap.check_path(Path("/home/it's é 日本 %d #h,;&{x}[b]*(p)/weir"))
+
+    def test_say_where_a_cache_may_lie_instead(self) -> None:
+        said = bootstrap.explain(OSError(30, "Read-only file system", "/home/a/.cache"))
+        assert said.startswith("/home/a/.cache: ")
+        assert "XDG_CACHE_HOME" in said
+
+    def test_take_the_installer_along_when_the_setup_is_killed(self, tmp_path: Path) -> None:
+        """Else it would go on writing beside the one that the next setup starts."""
+        note = tmp_path / "pid"
+        program = f"from infra.setup import bootstrap; bootstrap.run(['/bin/sh', '-c', 'echo $$ > {note}.part; "
+        program += f"mv {note}.part {note}; exec sleep 600'], log='x')"
+        setup = subprocess.Popen([sys.executable, "-c", program], cwd=bootstrap.ROOT)
+        try:
+            while not note.exists():
+                assert setup.poll() is None
+            installer = os.pidfd_open(int(note.read_text()))
+        finally:
+            setup.kill()
+            setup.wait(timeout=10)
+        try:
+            assert select.select([installer], [], [], 10)[0], "it still runs"
+        finally:
+            os.close(installer)
 
 
 class TestStamp:

@@ -10,7 +10,7 @@ from dotenv import dotenv_values
 from rich.markup import escape
 
 from controlplane.local.doctor import examine
-from controlplane.local.launch import open_console
+from controlplane.local.output import open_console
 from controlplane.local.paths import Layout
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from controlplane.local.launch import open_console, take_down
+from controlplane.local.launch import take_down
+from controlplane.local.output import open_console
 from controlplane.local.paths import Layout
 from controlplane.local.postgres import remove_cluster
 
@@ -24,5 +25,5 @@ class Command(BaseCommand):
         if code == 0 and options["remove_data"]:
             remove_cluster(wanted=layout.data / "postgres")
             layout.remove()
-            console.print(f"Removed {layout.state}.")
+            console.print(f"Removed {layout.state}.", markup=False)
         sys.exit(code)

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand
 from rich.table import Table
 
 from controlplane.local.children import find_usage
-from controlplane.local.launch import open_console
+from controlplane.local.output import open_console
 from controlplane.local.paths import Layout
 from controlplane.local.supervisor import is_locked
 

@@ -1,0 +1,168 @@
+"""Faults of the machine: each ends in one sentence that says what to do, or does no harm."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+from rich.console import Console
+
+from controlplane.local import demo, launch, model, output, ports, probes
+from controlplane.local.children import Identity, NotReady
+from controlplane.local.paths import Layout, quote_env, write_private
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(root=ROOT, state=tmp_path / "w")
+    made.make()
+    return made
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=40, soft_wrap=True, highlight=False)
+
+
+def said(by: Console) -> str:
+    assert isinstance(by.file, io.StringIO)
+    return by.file.getvalue()
+
+
+class TestDisk:
+    def test_says_how_much_is_missing_before_anything_starts(self, layout: Layout) -> None:
+        with pytest.raises(launch.PlanFailed, match=r"MB are free in .*/w, and the stores need .*set WEIR_HOME"):
+            launch.check_disk(layout=layout, bytes_min=10**18)
+
+    def test_full_under_the_output_costs_the_line_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Path("/dev/full").open("w") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            output.tolerate_output()
+            output.open_console().print("a line")
+            sys.stdout.flush()
+
+    def test_leaves_no_part_of_a_file_that_could_not_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            write_private(tmp_path / "run.json", "{}")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestStateDirectory:
+    @pytest.mark.parametrize(
+        ("number", "advice"),
+        [
+            (errno.ENOSPC, "free some space"),
+            (errno.EFBIG, "quota"),
+            (errno.EROFS, "set WEIR_HOME to one"),
+            (errno.EACCES, "make it yours"),
+            (errno.EEXIST, "not a folder"),
+            (errno.ENAMETOOLONG, "shorter"),
+        ],
+    )
+    def test_that_cannot_be_used_is_named_with_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+    ) -> None:
+        def refuse(layout: Layout) -> None:
+            raise OSError(number, os.strerror(number), "/x/.weir")
+
+        monkeypatch.setattr(Layout, "make", refuse)
+        for run in (launch.run_detached, lambda **to: launch.run_foreground(**to, with_demo=False)):
+            shown = console()
+            assert run(layout=Layout(root=ROOT, state=Path("/x/.weir")), console=shown) == 1
+            assert said(shown).startswith("up: /x/.weir: ")
+            assert advice in said(shown)
+            assert said(shown).count("\n") == 1
+
+    @pytest.mark.parametrize("value", ["it's", "back\\slash", "a\\'b", 'x "y" #z', "日本 é"])
+    def test_comes_back_from_the_settings_file_whatever_its_name(self, tmp_path: Path, value: str) -> None:
+        (tmp_path / "env").write_text(f"WEIR_HOME={quote_env(value)}\n")
+        assert dotenv_values(tmp_path / "env") == {"WEIR_HOME": value}
+
+
+class TestPorts:
+    def test_names_who_holds_one(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            assert f"(process {os.getpid()})" in ports.find_holder(server.getsockname()[1])
+
+    def test_are_chosen_anew_when_their_file_is_damaged(self, tmp_path: Path) -> None:
+        for text in ("", "[]", '{"valkey": "x"}'):
+            (tmp_path / "ports.json").write_text(text)
+            assert ports.PortBook(path=tmp_path / "ports.json").find(name="valkey") is None
+
+
+class TestDown:
+    def test_ends_nobody_who_has_the_pid_of_a_dead_supervisor(self, layout: Layout) -> None:
+        """The file names our own pid with another start time: we would be the one who is ended."""
+        layout.supervisor_file.write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+        layout.run_file.write_text(json.dumps({"supervisor": os.getpid(), "serving": True, "processes": []}))
+        assert launch.read_holder(layout=layout) is None
+        shown = console()
+        assert launch.take_down(layout=layout, console=shown) == 0
+        assert said(shown) == "Nothing runs here.\n"
+        assert Identity.of(pid=os.getpid()) is not None
+
+
+class TestPulse:
+    async def test_that_stops_is_noticed_and_one_that_goes_on_is_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "beat.pulse"
+        path.touch()
+        probe = probes.file_changes(path=path)
+        await probe()
+        os.utime(path, ns=(0, 1))
+        await probe()
+        with pytest.raises(NotReady, match="stopped"):
+            await probe()
+        os.utime(path, ns=(0, 2))
+        await probe()
+
+
+class TestDemo:
+    def test_is_given_up_at_once_when_the_platform_stops(self) -> None:
+        stopped = threading.Event()
+        stopped.set()
+        with pytest.raises(demo.DemoStopped):
+            demo.wait_until_ready(base_url="http://127.0.0.1:9/v1", api_key="k", model="m", stopped=stopped)
+
+    def test_breaks_no_line_of_a_file_or_pipe(self) -> None:
+        shown = console()
+        usage = {"prompt_tokens": 45, "completion_tokens": 29, "cost": "0.0000161"}
+        given = {"base_url": "http://127.0.0.1:8080/v1", "api_key": "k" * 50, "admin_url": "u", "admin_user": "a"}
+        demo.print_panel(
+            console=shown,
+            demo={**given, "admin_password": "p"},
+            measured=demo.Measured(ttft=0.4, seconds=1.0, usage=usage),
+        )
+        first, *_, curl, sdk = said(shown).splitlines()
+        assert first.endswith("cost 0.0000161")
+        assert curl.startswith("curl ")
+        assert sdk.endswith('"')
+
+
+class TestModel:
+    def test_removes_what_a_killed_conversion_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        directory = model.cached_directory(root=ROOT)
+        left = directory.parent / f".{directory.name}.abc"
+        left.mkdir(parents=True)
+        refusing = tmp_path / "python"
+        refusing.write_text("#!/bin/sh\necho 'OSError: [Errno 28] No space left on device' >&2; exit 1\n")
+        refusing.chmod(stat.S_IRWXU)
+        with pytest.raises(model.ModelFailed, match="is full: free 1 GB there"):
+            model.ensure_model(root=ROOT, python=refusing)
+        assert not left.exists()
