@@ -27,8 +27,10 @@ from contracts.errors import (
     WeirError,
 )
 from contracts.jobs import Endpoint, Ticket
+from contracts.money import PriceCard
 from contracts.outcomes import JobState
 from contracts.tenancy import TenantContext
+from contracts.text import shown
 from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
@@ -62,6 +64,7 @@ class Caller:
     """Who asks, as step 2 found it."""
 
     bearer: str
+    address: str
     context: TenantContext
 
 
@@ -104,12 +107,8 @@ class Admission:
         """
         async with self._answers_in_time():
             context = await self._services.resolver.resolve(bearer)
-        if INFERENCE_SCOPE not in context.scopes:
-            raise PermissionDenied(
-                f"This API key has no `{INFERENCE_SCOPE}` scope; create one that has it.", code="insufficient_scope"
-            )
-        require_network(context, address=address)
-        return Caller(bearer=bearer, context=context)
+        _allow_caller(context, address=address)
+        return Caller(bearer=bearer, address=address, context=context)
 
     async def room(self, context: TenantContext, *, model: str = "") -> tuple[Headroom | None, Headroom | None]:
         """What requests and tokens are left, as the rate headers say it; (None, None) where that is not known now.
@@ -170,9 +169,7 @@ class Admission:
         async with self._answers_in_time():
             served = await self._services.catalogue.get(asked.model)
             _allow(context, served.card.model)  # an alias never widens what a key may use
-            price = await self._services.prices.card(tenant_id=context.tenant_id, model=served.card.model)
-        if price is None:
-            raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
+            price = await self._price(context, served.card.model)
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
         content = content_of(asked, served.tokenizer, calls_tools=served.card.tools)
@@ -197,6 +194,12 @@ class Admission:
             received_at=received_at,
         )
 
+    async def _price(self, context: TenantContext, model: str) -> PriceCard:
+        price = await self._services.prices.card(tenant_id=context.tenant_id, model=model)
+        if price is None:
+            raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
+        return price
+
     async def _hold(self, caller: Caller, draft: Draft) -> tuple[Draft, HoldGranted | HoldExisting]:
         """Step 3, LIMITS: all limits or none. Epochs that Redis lost, or has newer, are read from PostgreSQL once."""
         deadline_ms = self._services.clock.now_ms() + int(self._services.settings.hold_enqueue_seconds * 1000)
@@ -204,13 +207,28 @@ class Admission:
             try:
                 return draft, await self._services.limits.hold(draft.hold_request(enqueue_deadline_ms=deadline_ms))
             except EpochUnknown:
-                context = await self._reload(caller)
-        fresh = replace(draft, context=context)
+                fresh = await self._renewed(draft, caller)
         async with self._answers_in_time():
             try:
                 return fresh, await self._services.limits.hold(fresh.hold_request(enqueue_deadline_ms=deadline_ms))
             except EpochUnknown as error:
                 raise self._unavailable("this API key cannot be checked at the moment") from error
+
+    async def _renewed(self, draft: Draft, caller: Caller) -> Draft:
+        """What was decided by a context that was out of date is decided anew. The prompt stays, redacted or not."""
+        context = await self._reload(caller)
+        _allow_caller(context, address=caller.address)
+        _allow(context, draft.asked.model)
+        _allow(context, draft.card.model)
+        max_tokens = output_tokens(
+            draft.asked,
+            context,
+            model=draft.card.model,
+            context_tokens=draft.card.context_tokens,
+            prompt_tokens=draft.prompt_tokens,
+        )
+        price = await self._price(context, draft.card.model)
+        return replace(draft, context=context, max_tokens=max_tokens, price=price)
 
     async def _reload(self, caller: Caller) -> TenantContext:
         context = await self._services.resolver.reload(caller.bearer)
@@ -434,9 +452,19 @@ def hash_end_user(secret: bytes, *, tenant_id: str, user: str) -> str:
     return hmac.new(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
+def _allow_caller(context: TenantContext, *, address: str) -> None:
+    if INFERENCE_SCOPE not in context.scopes:
+        raise PermissionDenied(
+            f"This API key has no `{INFERENCE_SCOPE}` scope; create one that has it.", code="insufficient_scope"
+        )
+    require_network(context, address=address)
+
+
 def _allow(context: TenantContext, model: str) -> None:
     if context.allowed_models is not None and model not in context.allowed_models:
-        raise PermissionDenied(f"this API key may not use the model {model}", param="model", code="model_not_allowed")
+        raise PermissionDenied(
+            f"this API key may not use the model {shown(model)}", param="model", code="model_not_allowed"
+        )
 
 
 def _no_longer_kept(request_id: str) -> Rejected:
