@@ -3,8 +3,10 @@
 
 The watermark: every request admitted before it is settled or voided (no open hold is older), so metered usage admitted
 before it must be in the counters. What was settled of later admissions is kept beside each counter in slots of five
-minutes, for two and a half hours; used = metered below the watermark + slots from it on. Invariant: both scripts read
-and write counters, slots and open holds at one instant, so a settlement meanwhile makes no difference.
+minutes, for two and a half hours; used = metered below the watermark + slots from it on. Counters that were lost begin
+anew with the first hold since: the watermark is not before that, and no slot holds what was admitted before it, however
+late it is settled. Invariant: both scripts read and write counters, slots and open holds at one instant, so a
+settlement meanwhile makes no difference.
 """
 
 from collections.abc import Sequence

@@ -117,6 +117,7 @@ class Limits:
                     hint.admitted_at_ms,
                     given.body_digest if given else "",
                     given.ttl_ms if given else 0,
+                    hint.ended_at_ms,
                     *counters,
                 ],
             )

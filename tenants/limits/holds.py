@@ -76,11 +76,15 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldHint:
-    """What settlement needs to redo the effect of a hold that a failover lost. Ticket and UsageRecord carry it."""
+    """What settlement needs to redo the effect of a hold that a failover lost. Ticket and UsageRecord carry it.
+
+    `ended_at_ms`: when its usage was recorded; 0 = not known. What a rebuild has taken from the meter is told by it.
+    """
 
     project_id: str
     api_key_id: str
     admitted_at_ms: int
+    ended_at_ms: int = 0
     model: str = ""
     idempotency: Idempotency | None = None
 
@@ -90,6 +94,7 @@ class HoldHint:
             project_id=record.project_id,
             api_key_id=record.api_key_id,
             admitted_at_ms=record.admitted_at_ms,
+            ended_at_ms=record.billed_at_ms,
             model=record.model,
         )
 

@@ -4,7 +4,7 @@ Invariant: a script gets only keys of one tenant. Counters are fields of one has
 `<scope letter>:<scope id>:<metric code>`, for a limit of one model `…:<model>`, with these endings: `:u` used (grains
 of a bucket, else units), `:h` held, `:w` window or the bucket's last refill, `:c` last cap, `:a` alerts told in a
 window under a cap, `:s0`… `:s31` settled by time of admission in slots of five minutes, `:f` watermark of the last
-rebuild.
+rebuild. The field `born`: since when the hash is there, where that is known; what was admitted before is the meter's.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,10 @@ for _, request_id in ipairs(open) do
   end
 end
 local first = math.floor(oldest / SLOT_MS)
-local answer = {now, first * SLOT_MS}
+local watermark = math.max(first * SLOT_MS, tonumber(redis.call('HGET', KEYS[2], 'born') or 0))
+-- No counter at all: whatever was admitted until now is known to the meter alone.
+if redis.call('EXISTS', KEYS[2]) == 0 then watermark = now + 1 end
+local answer = {now, watermark}
 if math.floor(now / SLOT_MS) - first >= SLOTS - 1 then answer[2] = -1 end
 for i = 4, #ARGV do
   local name = ARGV[i]
@@ -38,7 +41,7 @@ for i = 4, #ARGV do
     local of, sum = string.match(redis.call('HGET', KEYS[2], name .. ':s' .. slot) or '', '^(%d+) (%d+)$')
     of = tonumber(of or -1)
     local inside = not label or (of * SLOT_MS >= tonumber(start) and of * SLOT_MS < tonumber(finish))
-    if of >= first and inside then late = late + tonumber(sum) end
+    if (of + 1) * SLOT_MS > watermark and inside then late = late + tonumber(sum) end
   end
   row[6] = string.format('%.0f', late)
   row[7] = string.format('%.0f', held[name .. ' ' .. (label or 'ever')] or 0)

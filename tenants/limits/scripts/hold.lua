@@ -27,12 +27,20 @@ if now == 0 then
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+local born
+-- From when on the counters know what was used: before that, after a loss, the meter alone does.
+local function begin()
+  if not born and redis.call('EXISTS', KEYS[3]) == 0 then redis.call('HSET', KEYS[3], 'born', whole(now)) end
+  born = true
+end
+
 -- A money limit that not even the shortest answer fits into is spent: told once in its window, under this cap.
 local function tell_spent(limit, shortest)
   if limit.cap == 0 or limit.used + shortest <= limit.cap then return 0 end
   local label, cap, told = string.match(redis.call('HGET', KEYS[3], limit.name .. ':a') or '', '^(%S+) (%S+) (%S+)$')
   if label ~= limit.label or cap ~= whole(limit.cap) then told = ',' end
   if string.find(told, ',spent,', 1, true) then return 0 end
+  begin()
   redis.call('HSET', KEYS[3], limit.name .. ':a', limit.label .. ' ' .. whole(limit.cap) .. ' ' .. told .. 'spent,')
   redis.call('XADD', KEYS[6], 'MAXLEN', '~', ALERTS_MAX, '*', 'counter', limit.name, 'window', limit.label,
     'told', 'spent', 'cap', whole(limit.cap), 'used', whole(limit.used), 'at', whole(now))
@@ -56,7 +64,9 @@ for i = 18, #ARGV, 8 do
   }
   for _, ending in ipairs({':u', ':h', ':w'}) do fields[#fields + 1] = ARGV[i] .. ending end
 end
-local values = #fields > 0 and redis.call('HMGET', KEYS[3], unpack(fields)) or {}
+fields[#fields + 1] = 'born'
+local values = #limits > 0 and redis.call('HMGET', KEYS[3], unpack(fields)) or {}
+born = values[#fields]
 for i, limit in ipairs(limits) do
   limit.used, limit.held = tonumber(values[i * 3 - 2] or 0), tonumber(values[i * 3 - 1] or 0)
   local mark = values[i * 3]
@@ -174,7 +184,10 @@ for _, limit in ipairs(limits) do
   answer[#answer + 1] = limit.used
   answer[#answer + 1] = limit.held
 end
-if #writes > 0 then redis.call('HSET', KEYS[3], unpack(writes)) end
+if #writes > 0 then
+  begin()
+  redis.call('HSET', KEYS[3], unpack(writes))
+end
 if key == 'newer' then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
 if tenant == 'newer' then redis.call('HSET', KEYS[4], 'tenant', ARGV[5]) end
 redis.call('HSET', KEYS[1], 'st', 'held', 'at', whole(now), 'dl', ARGV[6], 'pool', ARGV[7], 'key', ARGV[3],

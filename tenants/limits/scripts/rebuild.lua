@@ -19,6 +19,7 @@ for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 local watermark, changed = tonumber(ARGV[3]), 0
+if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('HSET', KEYS[2], 'born', ARGV[3]) end
 for i = 4, #ARGV, 4 do
   local name, kind, mark = ARGV[i], ARGV[i + 1], ARGV[i + 3]
   local row = redis.call('HMGET', KEYS[2], name .. ':u', name .. ':h', name .. ':w')
@@ -33,7 +34,7 @@ for i = 4, #ARGV, 4 do
         local of, sum = string.match(redis.call('HGET', KEYS[2], name .. ':s' .. slot) or '', '^(%d+) (%d+)$')
         of = tonumber(of or -1) * SLOT_MS
         local inside = kind == 'l' or (of >= tonumber(start) and of < tonumber(finish))
-        if of >= watermark and inside then used = used + tonumber(sum) end
+        if of + SLOT_MS > watermark and inside then used = used + tonumber(sum) end
       end
       for _, value in ipairs({name .. ':u', whole(used), name .. ':w', mark, name .. ':f', ARGV[3]}) do
         writes[#writes + 1] = value

@@ -2,8 +2,8 @@
 -- KEYS 1 hold hash | 2 open holds zset | 3 counters hash | 4 idempotency hash | 5 alerts stream
 -- ARGV 1 now_ms int, 0 = TIME | 2 request_id | 3 idempotency digest that KEYS 4 was named by, or empty
 --   | 4 prompt_tokens int | 5 completion_tokens int | 6 cost_nano int | 7 outcome | 8 kept_ms int, life of the result
---   | 9 admitted_at_ms int | 10 body digest | 11 idempotency ttl_ms int
---   | 12... counters to charge when the hold was lost, three each: counter, kind, amount
+--   | 9 admitted_at_ms int | 10 body digest | 11 idempotency ttl_ms int | 12 ended_at_ms int, 0 = not known
+--   | 13... counters to charge when the hold was lost, three each: counter, kind, amount
 -- RETURNS {"settled", first, cost text, outcome, alerts} | {"idempotency", digest}: call again with its key
 --   | {"lost"}: call again with the counters | {"forgotten"}: older than any result is kept, so settled long ago.
 -- ATOMIC: concurrency goes down once; no request is charged twice whoever settles; an alert is told once in its window.
@@ -18,7 +18,7 @@ if now == 0 then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
-local prompt, completion = tonumber(ARGV[4]), tonumber(ARGV[5])
+local prompt, completion, ended = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[12])
 local actual = {['1'] = 1, i = prompt, o = completion, t = prompt + completion, m = tonumber(ARGV[6])}
 
 local told_now = 0
@@ -60,10 +60,13 @@ end
 local function charge(item, since, lost)
   local name, kind, amount, held, label = item[1], item[2], item[3], tonumber(item[4]), item[5]
   local hold_cap, percents = tonumber(item[6]), item[7]
-  local value = redis.call('HMGET', KEYS[3], name .. ':u', name .. ':h', name .. ':w', name .. ':c')
+  local value = redis.call('HMGET', KEYS[3], name .. ':u', name .. ':h', name .. ':w', name .. ':c', name .. ':f',
+    'born')
   local used, reserved, mark = tonumber(value[1] or 0), tonumber(value[2] or 0), value[3]
   local cap, real = tonumber(value[4] or hold_cap), actual[amount]
   if lost and not mark then return end
+  -- A rebuild has counted it: its usage was recorded below the watermark, from the meter.
+  if lost and ended > 0 and ended <= tonumber(value[5] or 0) then return end
   if kind == 'r' then
     mark = mark or whole(now)
     if real >= held then
@@ -88,7 +91,7 @@ local function charge(item, since, lost)
       end
     end
     reserved, used = math.max(0, reserved - held), used + real
-    if real > 0 then keep_late(name, since, real) end
+    if real > 0 and since >= tonumber(value[6] or 0) then keep_late(name, since, real) end
     if amount == 'm' and not lost then alert(name, label, cap, used, percents) end
   end
   redis.call('HSET', KEYS[3], name .. ':u', whole(used), name .. ':h', whole(reserved), name .. ':w', mark or '')
@@ -109,8 +112,8 @@ if hold[1] then
 else
   local admitted = tonumber(ARGV[9])
   if now - admitted > tonumber(ARGV[8]) then return {'forgotten'} end
-  if #ARGV < 12 then return {'lost'} end
-  for i = 12, #ARGV, 3 do
+  if #ARGV < 13 then return {'lost'} end
+  for i = 13, #ARGV, 3 do
     local kind = ARGV[i + 1]
     if kind ~= 'c' and kind ~= 'q' and (kind ~= 'r' or now - admitted < GRAINS) then
       charge({ARGV[i], kind, ARGV[i + 2], '0', '', '0', ''}, admitted, true)
