@@ -200,13 +200,15 @@ class TestCrowd:
         fits, refilled = FIT, 0
         if metric is BUCKET_AT_ADMISSION:  # refilled by the cap per minute, as it is stated
             refilled = int(books.limit.cap * seconds / 60 / need)
-        let_in = crowd.statuses[200]
-        table.append(f"{metric:<26} seed {seed:>2}  let in {let_in:>3}  refused {CALLS - let_in}  {seconds:5.2f} s")
-        assert fits <= let_in <= fits + refilled
-        assert set(crowd.statuses) - {200} <= METRICS[metric]
-        assert open_holds == let_in
+        # A busy machine's store may answer too late: that is refused, too, and its hold, if any, is the settler's.
+        let_in, late = crowd.statuses[200], crowd.statuses[503]
+        row = f"let in {let_in:>3}  refused {CALLS - let_in - late}  too late {late}  {seconds:5.2f} s"
+        table.append(f"{metric:<26} seed {seed:>2}  {row}")
+        assert fits - late <= let_in <= fits + refilled
+        assert set(crowd.statuses) - {200, 503} <= METRICS[metric]
+        assert let_in <= open_holds <= min(let_in + late, fits + refilled)
         if metric is not BUCKET_AT_ADMISSION:
-            assert (used, held) == (0, need * FIT)
+            assert (used, held) == (0, need * open_holds)
         await books.closed()
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(books.ended(request_id)) for request_id in crowd.let_in]
