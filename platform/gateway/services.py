@@ -40,6 +40,7 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()  # exact origins, or ("*",)
     realtime_origins: tuple[str, ...] = ()  # browsers' Origin values let in; a client without Origin always is
     heartbeat_seconds: float = 10.0
+    head_hold_seconds: float = 1.0  # a stream's head waits so long for its first frame, or for the engine's refusal
     body_read_seconds: float = limits.BODY_SECONDS
     admission_seconds: float = 15.0  # steps 2-5 together
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired

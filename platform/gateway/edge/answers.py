@@ -17,7 +17,7 @@ from gateway.services import GatewaySettings
 from gateway.stream import assemble, sse
 from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
-from gateway.stream.relay import ClientLost
+from gateway.stream.relay import ClientLost, Relay
 from gateway.surface.errors import Headers, InternalError, error_object, failure_of
 
 log = logging.getLogger("weir.gateway.answers")
@@ -25,34 +25,61 @@ log = logging.getLogger("weir.gateway.answers")
 LAST_WORDS_SECONDS = 1.0
 
 
-async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySettings) -> None:
-    """Server-Sent Events until the end. Failures after the first byte go into the stream."""
+async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySettings, held: bool = True) -> None:
+    """Server-Sent Events until the end. `held`: the head waits for the first of them, `head_hold_seconds` at most.
+
+    What only the engine refuses is then an error answer, as it is for a whole one: raises WeirError before the head.
+    Later failures go into the stream.
+    """
     relay = answer.relay()
     last_words = b""
     try:
         async with _watched(exchange, answer.inbox), _deadline(settings):
-            await exchange.stream(headers=[*sse.HEADERS, *answer.headers])
-            await exchange.write(sse.QUEUED)
-            async for batch in relay.batches(beat_seconds=settings.heartbeat_seconds, from_log=answer.from_log):
-                await exchange.write(
-                    sse.PING
-                    if batch is None
-                    else sse.events(epoch=batch.epoch, first_seq=batch.first_seq, frames=batch.frames)
-                )
-            await exchange.write(_ending(answer.ticket, relay.final), more=False)
+            if not held:
+                await _continue(exchange, answer, sse.QUEUED)
+            await _send_batches(exchange, answer, relay, settings=settings)
+            final = _required(relay.final)
+            failure = failure_of(final)
+            if failure is not None and not exchange.started:
+                raise failure
+            await _continue(exchange, answer, _ending(answer.ticket, final), more=False)
             return
     except (ClientLost, OSError):
         await release(answer)
         return
-    except WeirError as error:
+    except Exception as error:
+        if not exchange.started:
+            await release(answer)
+            raise
+        if not isinstance(error, WeirError):
+            log.exception("request %s: its stream failed", answer.ticket.request_id)
+            error = InternalError()
         last_words = sse.data(error_object(error))
-    except Exception:
-        log.exception("request %s: its stream failed", answer.ticket.request_id)
-        last_words = sse.data(error_object(InternalError()))
     await release(answer)
     with suppress(SlowReader, OSError, TimeoutError):
         async with asyncio.timeout(LAST_WORDS_SECONDS):
             await exchange.write(last_words, more=False)
+
+
+async def _send_batches(exchange: Exchange, answer: Answer, relay: Relay, *, settings: GatewaySettings) -> None:
+    batches = relay.batches(
+        beat_seconds=settings.heartbeat_seconds,
+        first_beat_seconds=min(settings.head_hold_seconds, settings.heartbeat_seconds),
+        from_log=answer.from_log,
+    )
+    async for batch in batches:
+        if batch is not None:
+            data = sse.events(epoch=batch.epoch, first_seq=batch.first_seq, frames=batch.frames)
+        else:
+            data = sse.PING if exchange.started else sse.QUEUED
+        await _continue(exchange, answer, data)
+
+
+async def _continue(exchange: Exchange, answer: Answer, data: bytes, *, more: bool = True) -> None:
+    """The next bytes of a stream, after its head where they are the first."""
+    if not exchange.started:
+        await exchange.stream(headers=[*sse.HEADERS, *answer.headers])
+    await exchange.write(data, more=more)
 
 
 async def send_whole(exchange: Exchange, answer: Answer, *, settings: GatewaySettings) -> None:
@@ -91,10 +118,9 @@ def timing_headers(final: Final) -> Headers:
     return [(b"server-timing", ", ".join(parts).encode())] if parts else []
 
 
-def _ending(ticket: Ticket, final: Final | None) -> bytes:
+def _ending(ticket: Ticket, final: Final) -> bytes:
     """The last events: usage when asked for, then [DONE]; or the error alone."""
-    ended = _required(final)
-    failure = failure_of(ended)
+    failure = failure_of(final)
     if failure is not None:
         return sse.data(error_object(failure))
     if not ticket.include_usage:
@@ -104,7 +130,7 @@ def _ending(ticket: Ticket, final: Final | None) -> bytes:
         endpoint=ticket.endpoint,
         model=ticket.model,
         created_s=ticket.admitted_at_ms // 1000,
-        final=ended,
+        final=final,
     )
     return sse.data(chunk) + sse.DONE
 

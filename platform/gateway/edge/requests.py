@@ -102,7 +102,7 @@ async def resume_events(
             from_log=True,
             after_seq=after_seq,
         )
-        await send_stream(exchange, answer, settings=services.settings)
+        await send_stream(exchange, answer, settings=services.settings, held=False)
     finally:
         services.mailbox.close(inbox)
 

@@ -59,29 +59,34 @@ class Relay:
         self.epoch = ""
         self.final: Final | None = None
 
-    async def batches(self, *, beat_seconds: float, from_log: bool) -> AsyncIterator[Batch | None]:
+    async def batches(
+        self, *, beat_seconds: float, from_log: bool, first_beat_seconds: float | None = None
+    ) -> AsyncIterator[Batch | None]:
         """Batches until the request's end, then `final` is set. None = nothing came for `beat_seconds`.
+
+        `first_beat_seconds`: the same until the first item, where that is another time.
 
         `from_log` reads what the log holds first (a resume or a repeated request). A reader that is slower than its
         answer loses nothing: the log is its buffer, and is read no faster than batches are taken. Raises
         StreamDiverged, ClientLost, WorkerLost, Revoked.
         """
         self._behind = from_log
-        silent_seconds = 0.0
+        silent_seconds, beat = 0.0, beat_seconds if first_beat_seconds is None else first_beat_seconds
         while True:
             if self._behind:
                 self._behind = False
                 async for batch in self._catch_up():
+                    beat = beat_seconds
                     yield batch
             if self.final is not None:
                 return
-            patience = min(beat_seconds, SLOW_LOOK_SECONDS) if self._slow else beat_seconds
+            patience = min(beat, SLOW_LOOK_SECONDS) if self._slow else beat
             sent = self._sent
             entry = await self._inbox.get(seconds=patience)
             fresh = self._take(entry)
             silent_seconds = 0.0 if self._sent > sent else silent_seconds + patience
-            if fresh is not None or (entry is None and silent_seconds >= beat_seconds):
-                silent_seconds = 0.0
+            if fresh is not None or (entry is None and silent_seconds >= beat):
+                silent_seconds, beat = 0.0, beat_seconds
                 yield fresh
 
     def _take(self, entry: Entry | None) -> Batch | None:

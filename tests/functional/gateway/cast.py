@@ -181,9 +181,16 @@ class HandWorker:
                 await asyncio.sleep(0.02)
 
     async def end(
-        self, claim: Claim, *, last_seq: int, outcome: Outcome = Outcome.OK, finish: str = "stop", error: str = ""
+        self,
+        claim: Claim,
+        *,
+        last_seq: int,
+        outcome: Outcome = Outcome.OK,
+        finish: str = "stop",
+        error: str = "",
+        refused: str = "",
     ) -> None:
-        """End, settle, ack."""
+        """End, settle, ack. `refused`: the field that the engine found wrong."""
         ticket = claim.ticket
         counts = TokenCounts(prompt=ticket.prompt_tokens, completion=last_seq)
         assert await self.queue.end(
@@ -201,7 +208,16 @@ class HandWorker:
                 project_id=ticket.project_id, api_key_id=ticket.api_key_id, admitted_at_ms=ticket.admitted_at_ms
             ),
         )  # fmt: skip
-        await self.queue.ack(request_id=ticket.request_id, final=final_of(record, cost_nano=settled.cost_nano))
+        final = final_of(record, cost_nano=settled.cost_nano)
+        if refused:
+            final = replace(final, status=400, error_message=f"{refused}: is out of range", error_param=refused)
+        await self.queue.ack(request_id=ticket.request_id, final=final)
+
+    async def refuse(self) -> Claim:
+        """One request whose `seed` the engine does not take."""
+        claim = await self.claim()
+        await self.end(claim, last_seq=0, outcome=Outcome.FAILED, finish="", error="invalid_value", refused="seed")
+        return claim
 
     async def serve(self, texts: Sequence[str], *, finish: str = "stop") -> Claim:
         """One whole request: a step for each text, then its end."""

@@ -6,12 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import orjson
 import pytest
 
 from contracts.outcomes import Outcome
 from contracts.tenancy import Limit, Metric, PolicyRef, Scope
+from fairqueue.messages import AbortReason
+from gateway.services import GatewaySettings
 from safety.policy import CompiledPolicy
 from tests.functional.gateway.cast import CONTEXT, MODEL, POOL, chat_frames
 from tests.functional.gateway.conftest import Gateway
@@ -113,6 +116,92 @@ class TestStream:
             data = b"".join([piece async for piece in pieces])
         assert [line for line in data.split(b"\n") if line.startswith(b"data: {")] == [b"data: " + f for f in frames]
         assert data.endswith(b"data: [DONE]\n\n")
+
+
+class TestHead:
+    """What is known before the first frame is said by the status, also to a client that asked for a stream."""
+
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, head_hold_seconds=60.0, heartbeat_seconds=60.0)
+
+    async def streamed(self, gateway: Gateway, **fields: Any) -> httpx.Response:
+        headers = gateway.auth() | fields.pop("headers", {})
+        return await gateway.http.post("/v1/chat/completions", json=BODY | {"stream": True} | fields, headers=headers)
+
+    async def test_what_only_the_engine_refuses_is_an_error_answer(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway))
+            claim = await gateway.worker.refuse()
+        answer, error = client.result(), client.result().json()["error"]
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_value", "seed")
+        assert answer.headers["x-request-id"] == claim.ticket.request_id
+
+    async def test_the_sdk_raises_by_the_status(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(gateway.worker.refuse())
+            with pytest.raises(openai.BadRequestError):
+                await gateway.sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+
+    async def test_a_failure_before_the_first_frame_is_not_retried_by_itself(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway))
+            claim = await gateway.worker.claim()
+            await gateway.worker.end(claim, last_seq=0, outcome=Outcome.FAILED, finish="", error="engine_error")
+        assert (client.result().status_code, client.result().headers["x-should-retry"]) == (502, "false")
+
+    async def test_the_head_comes_with_the_first_frame(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway))
+            claim = await gateway.worker.claim()
+            frames = chat_frames(claim.ticket, ["a"])
+            await gateway.worker.step(claim, frames, first_seq=1)
+            await gateway.worker.end(claim, last_seq=2, outcome=Outcome.FAILED, finish="", error="engine_error")
+        answer = client.result()
+        assert answer.status_code == 200
+        assert answer.content.startswith(b"id: %b-1\ndata: %b\n\n" % (claim.fence.encode(), frames[0]))
+        assert b'"code":"engine_error"' in answer.content.split(b"\n\n")[-2]
+
+    async def test_an_answer_of_no_frames_still_has_its_head_and_its_end(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway))
+            claim = await gateway.worker.claim()
+            await gateway.worker.end(claim, last_seq=0)
+        assert (client.result().status_code, client.result().content) == (200, b"data: [DONE]\n\n")
+
+    async def test_a_repeat_of_a_refused_request_is_refused_alike(self, gateway: Gateway) -> None:
+        once = {"idempotency-key": "once"}
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway, headers=once))
+            await gateway.worker.refuse()
+        again = await self.streamed(gateway, headers=once)
+        assert (again.status_code, again.json()) == (400, client.result().json())
+
+    async def test_a_client_that_leaves_before_the_head_has_its_request_cancelled(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(self.streamed(gateway))
+            claim = await gateway.worker.claim()
+            client.cancel()
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+
+
+class TestHeldHead:
+    """A request that waits longer than its head is held."""
+
+    @pytest.fixture
+    def settings(self) -> GatewaySettings:
+        return GatewaySettings(worker_probe_seconds=0.0, head_hold_seconds=0.05)
+
+    async def test_gets_its_head_and_then_the_refusal_as_a_frame(self, gateway: Gateway) -> None:
+        body = BODY | {"stream": True}
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=gateway.auth()) as answer:
+            pieces = answer.aiter_raw()
+            assert (answer.status_code, await anext(pieces)) == (200, b": queued\n")
+            await gateway.worker.refuse()
+            data = b"".join([piece async for piece in pieces])
+        assert data.startswith(b'data: {"error":')
+        assert b"[DONE]" not in data
 
 
 class TestPlain:

@@ -57,6 +57,18 @@ WHOLE = list(enumerate(FRAMES, start=1))
 
 
 class TestRelay:
+    async def test_tells_early_that_nothing_has_come_and_then_keeps_its_beat(self) -> None:
+        inbox, beats = inbox_of(), 0
+        batches = Relay(queue=Log(FRAMES), inbox=inbox).batches(  # type: ignore[arg-type]
+            beat_seconds=5.0, first_beat_seconds=0.0, from_log=False
+        )
+        async for batch in batches:
+            beats += batch is None
+            if batch is None:
+                inbox.put(released(1, *FRAMES))
+                inbox.put(ended(6))
+        assert beats == 1
+
     async def test_hands_frames_on_without_reading_the_log(self) -> None:
         log = Log(FRAMES)
         inbox = inbox_of(released(1, *FRAMES[:2]), released(3, *FRAMES[2:]), ended(6))
