@@ -16,7 +16,7 @@ django_application: Any = get_asgi_application()
 
 from controlplane.database import bound_web_process
 from controlplane.env import environment
-from controlplane.front import Front
+from controlplane.front import Front, load_routes
 from controlplane.lifespan import Lifespan
 from controlplane.wiring import gateway_services
 from gateway.edge.app import InferenceApp
@@ -30,6 +30,7 @@ async def refuse_websocket(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "websocket.close", "code": 4404, "reason": "no such path; /v1/realtime is the one"})
 
 
+load_routes()
 bound_web_process(environment())
 services = gateway_services()
 inference: Any = InferenceApp(services)

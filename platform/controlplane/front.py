@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
-from django.urls import is_valid_path
+from django.urls import get_resolver, is_valid_path
 
 from contracts.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMedia, WeirError
 from gateway.clients import client_address
@@ -33,6 +33,14 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def load_routes() -> None:
+    """Imports every view and error page before the first request, which would find what is broken and answer 500."""
+    resolver = get_resolver()
+    assert resolver.url_patterns, "no route: not even the console's"
+    for status in (400, 403, 404, 500):
+        resolver.resolve_error_handler(status)
 
 
 @dataclass(frozen=True, slots=True)
