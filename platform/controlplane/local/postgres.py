@@ -128,6 +128,11 @@ def remove_cluster(*, wanted: Path) -> None:
 def find_user() -> str | None:
     """As whom PostgreSQL runs: None for an ordinary user, a system user for root. Raises ClusterFailed."""
     if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError as error:
+            who = f"this machine knows no user {os.geteuid()}, as whom PostgreSQL would run"
+            raise ClusterFailed(f"{who}: add it to /etc/passwd, or set DATABASE_URL to a server elsewhere") from error
         return None
     for name in ("postgres", "nobody"):
         try:

