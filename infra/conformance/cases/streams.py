@@ -26,6 +26,12 @@ _STREAM = "OpenAI API reference: streaming"
 _SSE = "WHATWG HTML 9.2: server-sent events"
 _USAGE = {"include_usage": True}
 _BODY = b'{"model":"<MODEL>","messages":[{"role":"user","content":"Count to fifty."}],"max_tokens":24,"stream":true}'
+_LONG_BODY = _BODY.replace(b":24", b":400")
+
+
+# A fast engine on a busy machine may be done before its first token is read; not each time.
+_LONG = wire(message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=60.0)
+_THRICE = (_LONG, _LONG, _LONG)
 
 
 def _of(
@@ -203,9 +209,9 @@ KIND = Kind(
         ),
         _of(
             "in pieces",
-            wire(message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_BODY), deadline=60.0),
+            _THRICE,
             many_pieces,
-            must="more than two pieces for 24 tokens",
+            must="more than two pieces for 400 tokens, one time of three",
             source="channels#1761, daphne#413",
         ),
         _of(

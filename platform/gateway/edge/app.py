@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import orjson
 from redis.exceptions import RedisError
 
 from contracts.errors import AuthFailed, MethodNotAllowed, NotFound, PermissionDenied, Rejected, Unavailable, WeirError
@@ -31,6 +32,7 @@ from gateway.surface.errors import (
     error_object,
     status_of,
 )
+from gateway.surface.openapi import document
 
 log = logging.getLogger("weir.gateway.edge")
 
@@ -51,6 +53,7 @@ class InferenceApp:
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
             "/v1/models": _read(self._bound(list_models)),
             "/v1/usage": _read(self._bound(show_usage)),
+            "/v1/openapi.json": _read(partial(_describe, document=orjson.Fragment(orjson.dumps(document())))),
             "/v1/realtime": {"GET": _only_websocket},
             "/health/live": _read(_live),
             "/health/ready": _read(self._ready),
@@ -152,6 +155,11 @@ class _NotAllowed(MethodNotAllowed):
 
 async def _only_websocket(exchange: Exchange) -> None:
     raise UpgradeRequired("this path is a WebSocket: connect to it with ws:// or wss://")
+
+
+async def _describe(exchange: Exchange, *, document: orjson.Fragment) -> None:
+    """What these routes take and answer, for client generators and the docs page; it needs no key."""
+    await exchange.json(200, document, headers=[(b"cache-control", b"public, max-age=300")])
 
 
 async def _live(exchange: Exchange) -> None:

@@ -1,17 +1,50 @@
 """Checks of single JSON values. Step 1; called by the field tables of `schema.py`, `messages.py` and `json_schema.py`.
 
 A `Check` takes a value and its path, returns the value as the engine will get it, and raises InvalidRequest with
-the path in `param`. Invariant: strict types (true is no number, "1" is no integer), so what passes is what the
-engine reads.
+the path in `param`; it carries the JSON schema that tells a reader the same (`openapi.py`). Invariants: strict types
+(true is no number, "1" is no integer), so what passes is what the engine reads; what passes obeys the schema.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from contracts.errors import InvalidRequest
 
-Check = Callable[[Any, str], Any]
+Judge = Callable[[Any, str], Any]
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One field's rule: the function that judges a value, and what it takes as a JSON schema."""
+
+    judge: Judge
+    schema: Schema
+
+    def __call__(self, value: Any, param: str) -> Any:
+        return self.judge(value, param)
+
+
+def takes(schema: Schema) -> Callable[[Judge], Check]:
+    """A decorator: the function is the rule that `schema` states."""
+
+    def describe(judge: Judge) -> Check:
+        return Check(judge, schema)
+
+    return describe
+
+
+def or_null(schema: Schema) -> Schema:
+    """The same or null, which is everywhere the same as no value."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def object_of(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object with these fields and no other."""
+    properties = required | {name: or_null(schema) for name, schema in (optional or {}).items()}
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
 
 
 def wrong(param: str, message: str, *, code: str = "invalid_value") -> InvalidRequest:
@@ -19,6 +52,7 @@ def wrong(param: str, message: str, *, code: str = "invalid_value") -> InvalidRe
     return InvalidRequest(f"{param}: {message}", param=param, code=code)
 
 
+@takes({"type": "boolean"})
 def boolean(value: Any, param: str) -> bool:
     if not isinstance(value, bool):
         raise wrong(param, "must be true or false", code="invalid_type")
@@ -28,6 +62,7 @@ def boolean(value: Any, param: str) -> bool:
 def integer(low: int, high: int) -> Check:
     """An integer within low and high, both included."""
 
+    @takes({"type": "integer", "minimum": low, "maximum": high})
     def check(value: Any, param: str) -> int:
         if type(value) is not int:
             raise wrong(param, "must be an integer", code="invalid_type")
@@ -41,6 +76,7 @@ def integer(low: int, high: int) -> Check:
 def number(low: float, high: float, *, above: bool = False) -> Check:
     """A finite number within low and high; `above` leaves `low` itself out."""
 
+    @takes({"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
     def check(value: Any, param: str) -> float:
         if type(value) not in (int, float):
             raise wrong(param, "must be a number", code="invalid_type")
@@ -55,6 +91,7 @@ def number(low: float, high: float, *, above: bool = False) -> Check:
 def text(longest: int, *, shortest: int = 0) -> Check:
     """A string of `shortest` to `longest` characters."""
 
+    @takes({"type": "string", "minLength": shortest, "maxLength": longest})
     def check(value: Any, param: str) -> str:
         if not isinstance(value, str):
             raise wrong(param, "must be a string", code="invalid_type")
@@ -68,6 +105,7 @@ def text(longest: int, *, shortest: int = 0) -> Check:
 
 
 def one_of(*values: str) -> Check:
+    @takes({"type": "string", "enum": [*values]})
     def check(value: Any, param: str) -> str:
         if not isinstance(value, str) or value not in values:
             raise wrong(param, f"must be one of {', '.join(values)}")
@@ -76,9 +114,12 @@ def one_of(*values: str) -> Check:
     return check
 
 
-def items(check_item: Check, *, most: int, least: int = 0) -> Check:
+def items(check_item: Judge, *, most: int, least: int = 0) -> Check:
     """An array of `least` to `most` items, each checked."""
 
+    inner = check_item.schema if isinstance(check_item, Check) else {}
+
+    @takes({"type": "array", "items": inner, "minItems": least, "maxItems": most})
     def check(value: Any, param: str) -> list[Any]:
         if not isinstance(value, list):
             raise wrong(param, "must be an array", code="invalid_type")
@@ -106,6 +147,7 @@ def only_keys(value: dict[str, Any], known: frozenset[str], param: str) -> None:
 def refused(reason: str) -> Check:
     """A field of the engine's or OpenAI's API that this platform does not take."""
 
+    @takes({"type": "null", "description": f"Not accepted: {reason}.", "deprecated": True})
     def check(value: Any, param: str) -> Any:
         raise wrong(param, f"is not accepted: {reason}", code="unsupported_parameter")
 
@@ -115,6 +157,7 @@ def refused(reason: str) -> Check:
 def only(values: tuple[Any, ...], *, reason: str) -> Check:
     """A field that is accepted with its harmless values alone."""
 
+    @takes({"enum": [*values], "description": f"Nothing else is accepted: {reason}."})
     def check(value: Any, param: str) -> Any:
         if not any(type(value) is type(allowed) and value == allowed for allowed in values):
             raise wrong(param, f"is not accepted: {reason}", code="unsupported_parameter")

@@ -15,6 +15,8 @@ from gateway.surface import limits
 from gateway.surface.fields import mapping, wrong
 from gateway.surface.grammar import check_generated
 
+# What OpenAPI says of such a schema: its shape is JSON Schema's own, its bounds are in docs/limits.md.
+JSON_SCHEMA = {"type": "object", "description": "A JSON schema with local references alone, within the stated limits."}
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _ONE = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")

@@ -8,8 +8,19 @@ from typing import Any
 
 from contracts.errors import InvalidRequest
 from gateway.surface import limits
-from gateway.surface.fields import boolean, items, mapping, one_of, only_keys, text, wrong
-from gateway.surface.json_schema import check_json_text, check_schema
+from gateway.surface.fields import (
+    Schema,
+    boolean,
+    items,
+    mapping,
+    object_of,
+    one_of,
+    only_keys,
+    takes,
+    text,
+    wrong,
+)
+from gateway.surface.json_schema import JSON_SCHEMA, check_json_text, check_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _EMPTY_ONLY = ("refusal", "audio", "function_call", "annotations")  # what SDKs echo back from an answer
@@ -26,12 +37,56 @@ _body_text = text(limits.BODY_BYTES_MAX)
 _short = text(limits.NAME_MAX, shortest=1)
 
 
+_NAME = {**_short.schema, "pattern": "^[A-Za-z0-9_-]+$"}
+_TEXT_PART = object_of({"type": {"enum": ["text"]}, "text": _body_text.schema})
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": _TEXT_PART, "minItems": 1, "maxItems": limits.PARTS_MAX},
+    ]
+}
+_FUNCTION = {"enum": ["function"]}
+_ARGUMENTS = {**_body_text.schema, "contentMediaType": "application/json"}
+_CALL: Schema = object_of(
+    {"id": _short.schema, "function": object_of({"name": _NAME, "arguments": _ARGUMENTS})},
+)
+_CALL["properties"] |= {"type": _FUNCTION, "index": {}}
+_TOOL = object_of(
+    {"type": _FUNCTION, "function": object_of(
+        {"name": _NAME},
+        {"description": {"type": "string", "maxLength": limits.DESCRIPTION_MAX}, "parameters": JSON_SCHEMA,
+         "strict": boolean.schema},
+    )},
+)  # fmt: skip
+_NAMED_TOOL = object_of({"type": _FUNCTION, "function": object_of({"name": _NAME})})
+_EMPTY: Schema = {"enum": [None, False, 0, "", [], {}]}
+_SAID_BY_ASSISTANT = {
+    "content": _CONTENT,
+    "name": _short.schema,
+    "tool_calls": {"anyOf": [_EMPTY, {"type": "array", "items": _CALL, "maxItems": limits.TOOL_CALLS_MAX}]},
+    "reasoning": _body_text.schema,
+    "reasoning_content": _body_text.schema,
+    **dict.fromkeys(_EMPTY_ONLY, _EMPTY),
+}
+_MESSAGE = {
+    "anyOf": [
+        object_of({"role": one_of("system", "developer", "user").schema, "content": _CONTENT}, {"name": _short.schema}),
+        object_of({"role": one_of("assistant").schema}, _SAID_BY_ASSISTANT),
+        object_of(
+            {"role": one_of("tool").schema, "content": _CONTENT, "tool_call_id": _short.schema}, {"name": _short.schema}
+        ),
+    ]
+}
+
+
+@takes({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": limits.MESSAGES_MAX})
 def check_messages(value: Any, param: str) -> list[dict[str, Any]]:
     """A chat's messages. Raises InvalidRequest with the path of what is wrong."""
     messages: list[dict[str, Any]] = items(_check_message, most=limits.MESSAGES_MAX, least=1)(value, param)
     return messages
 
 
+@takes(_MESSAGE)
 def _check_message(value: Any, param: str) -> dict[str, Any]:
     given = {key: item for key, item in mapping(value, param).items() if item is not None}
     role = _role(given.get("role"), f"{param}.role")
@@ -73,6 +128,7 @@ def _check_content(value: Any, param: str) -> str | list[dict[str, Any]]:
     return parts
 
 
+@takes(_TEXT_PART)
 def _check_part(value: Any, param: str) -> dict[str, Any]:
     part = mapping(value, param)
     kind = part.get("type")
@@ -87,6 +143,7 @@ def _check_part(value: Any, param: str) -> dict[str, Any]:
     return {"type": "text", "text": _body_text(part.get("text"), f"{param}.text")}
 
 
+@takes(_CALL)
 def _check_call(value: Any, param: str) -> dict[str, Any]:
     call = mapping(value, param)
     only_keys(call, frozenset({"id", "type", "function", "index"}), param)
@@ -110,6 +167,7 @@ def _function_name(value: Any, param: str) -> str:
     return checked
 
 
+@takes({"type": "array", "items": _TOOL, "maxItems": limits.TOOLS_MAX})
 def check_tools(value: Any, param: str) -> list[dict[str, Any]]:
     """Function tools in the field order in which the engine shows them to the template; names are unique."""
     tools: list[dict[str, Any]] = items(_check_tool, most=limits.TOOLS_MAX)(value, param)
@@ -120,6 +178,7 @@ def check_tools(value: Any, param: str) -> list[dict[str, Any]]:
     return tools
 
 
+@takes(_TOOL)
 def _check_tool(value: Any, param: str) -> dict[str, Any]:
     tool = mapping(value, param)
     only_keys(tool, frozenset({"type", "function"}), param)
@@ -141,6 +200,7 @@ def _check_tool(value: Any, param: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+@takes({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL]})
 def check_tool_choice(value: Any, param: str) -> str | dict[str, Any]:
     """none, auto, required, or one named function; that it exists is checked against the tools."""
     if isinstance(value, str):

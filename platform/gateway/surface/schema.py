@@ -19,14 +19,16 @@ from gateway.surface.fields import (
     items,
     mapping,
     number,
+    object_of,
     one_of,
     only,
     only_keys,
     refused,
+    takes,
     text,
     wrong,
 )
-from gateway.surface.json_schema import check_schema
+from gateway.surface.json_schema import JSON_SCHEMA, check_schema
 from gateway.surface.messages import check_messages, check_tool_choice, check_tools
 
 INT64_MAX = 2**63 - 1
@@ -52,25 +54,55 @@ class Asked:
     continue_on_disconnect: bool
 
 
+_STOP = text(limits.STOP_CHARS_MAX, shortest=1)
+_STOPS = items(_STOP, most=limits.STOP_MAX)
+
+
+@takes({"anyOf": [_STOP.schema, _STOPS.schema]})
 def _check_stop(value: Any, param: str) -> list[str]:
-    one = text(limits.STOP_CHARS_MAX, shortest=1)
     if isinstance(value, str):
-        return [one(value, param)]
-    stops: list[str] = items(one, most=limits.STOP_MAX)(value, param)
+        return [_STOP(value, param)]
+    stops: list[str] = _STOPS(value, param)
     return stops
 
 
+_BIAS = number(-100, 100)
+
+
+@takes(
+    {
+        "type": "object",
+        "patternProperties": {"^[0-9]{1,10}$": _BIAS.schema},
+        "additionalProperties": False,
+        "maxProperties": limits.LOGIT_BIAS_MAX,
+    }
+)
 def _check_logit_bias(value: Any, param: str) -> dict[str, float]:
     given = mapping(value, param)
     if len(given) > limits.LOGIT_BIAS_MAX:
         raise wrong(param, f"must have at most {limits.LOGIT_BIAS_MAX} entries")
-    bias = number(-100, 100)
     for token in given:
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise wrong(f"{param}.{token[:32]}", "is not a token id")
-    return {str(int(token)): bias(amount, f"{param}.{token}") for token, amount in given.items()}
+    return {str(int(token)): _BIAS(amount, f"{param}.{token}") for token, amount in given.items()}
 
 
+_SCHEMA_NAME = text(limits.NAME_MAX, shortest=1)
+_DESCRIPTION = text(limits.DESCRIPTION_MAX)
+_NAMED_SCHEMA = object_of(
+    {"name": _SCHEMA_NAME.schema, "schema": JSON_SCHEMA},
+    {"description": _DESCRIPTION.schema, "strict": boolean.schema},
+)
+
+
+@takes(
+    {
+        "anyOf": [
+            object_of({"type": {"type": "string", "enum": ["text", "json_object"]}}),
+            object_of({"type": {"type": "string", "enum": ["json_schema"]}, "json_schema": _NAMED_SCHEMA}),
+        ]
+    }
+)
 def _check_response_format(value: Any, param: str) -> dict[str, Any]:
     given = mapping(value, param)
     kind = one_of("text", "json_object", "json_schema")(given.get("type"), f"{param}.type")
@@ -81,16 +113,25 @@ def _check_response_format(value: Any, param: str) -> dict[str, Any]:
     inner = {key: item for key, item in mapping(given.get("json_schema"), where).items() if item is not None}
     only_keys(inner, frozenset({"name", "description", "schema", "strict"}), where)
     checked: dict[str, Any] = {
-        "name": text(limits.NAME_MAX, shortest=1)(inner.get("name"), f"{where}.name"),
+        "name": _SCHEMA_NAME(inner.get("name"), f"{where}.name"),
         "schema": check_schema(inner.get("schema"), f"{where}.schema", generated=True),
     }
     if "description" in inner:
-        checked["description"] = text(limits.DESCRIPTION_MAX)(inner["description"], f"{where}.description")
+        checked["description"] = _DESCRIPTION(inner["description"], f"{where}.description")
     if "strict" in inner:
         checked["strict"] = boolean(inner["strict"], f"{where}.strict")
     return {"type": kind, "json_schema": checked}
 
 
+_token_ids = integer(0, _TOKEN_MAX)
+_tokens = integer(1, _TOKEN_MAX)
+_PROMPT_IDS = items(_token_ids, most=limits.PROMPT_TOKEN_IDS_MAX, least=1)
+_ONE_PROMPT = [{"type": "string"}, _PROMPT_IDS.schema]
+
+
+@takes(
+    {"anyOf": [*_ONE_PROMPT, {"type": "array", "items": {"anyOf": _ONE_PROMPT}, "minItems": 1, "maxItems": 1}]},
+)
 def _check_prompt(value: Any, param: str) -> str | list[int]:
     """One prompt: a string, token ids, or an array that holds one of these."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
@@ -99,10 +140,11 @@ def _check_prompt(value: Any, param: str) -> str | list[int]:
         return value
     if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
         raise wrong(param, "must be one prompt; send one request for each", code="unsupported_value")
-    ids: list[int] = items(integer(0, _TOKEN_MAX), most=limits.PROMPT_TOKEN_IDS_MAX, least=1)(value, param)
+    ids: list[int] = _PROMPT_IDS(value, param)
     return ids
 
 
+@takes(object_of({}, {"include_usage": boolean.schema, "include_obfuscation": {"enum": [False]}}))
 def _check_stream_options(value: Any, param: str) -> dict[str, Any]:
     given = mapping(value, param)
     only_keys(given, frozenset({"include_usage", "include_obfuscation"}), param)
@@ -113,9 +155,6 @@ def _check_stream_options(value: Any, param: str) -> dict[str, Any]:
         boolean(given["include_usage"], f"{param}.include_usage")
     return given
 
-
-_token_ids = integer(0, _TOKEN_MAX)
-_tokens = integer(1, _TOKEN_MAX)
 
 # Checked, then passed to the engine under the same name.
 _SAMPLING: dict[str, Check] = {
@@ -221,8 +260,19 @@ _REFUSED: dict[str, str] = {
     "prompt_cache_key": "prefixes are found by their content",
 }
 
+REFUSED: dict[str, Check] = {name: refused(reason) for name, reason in _REFUSED.items()}
 _READERS = {Endpoint.CHAT: _CHAT_READ, Endpoint.COMPLETIONS: _COMPLETION_READ}
 _PASSED = {Endpoint.CHAT: _CHAT_SAMPLING, Endpoint.COMPLETIONS: _COMPLETION_SAMPLING}
+
+
+def fields_of(endpoint: Endpoint) -> dict[str, Check]:
+    """Every field of an endpoint by its name; those that are taken come before those that are refused."""
+    taken = _READERS[endpoint] | _PASSED[endpoint]
+    return taken | {name: check for name, check in REFUSED.items() if name not in taken}
+
+
+def required_of(endpoint: Endpoint) -> tuple[str, str]:
+    return "model", "messages" if endpoint is Endpoint.CHAT else "prompt"
 
 
 def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
@@ -231,17 +281,17 @@ def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
     read: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     for name, value in document.items():
-        if value is None and (name in readers or name in passed or name in _REFUSED):
+        if value is None and (name in readers or name in passed or name in REFUSED):
             continue
         if name in passed:
             sampling[name] = passed[name](value, name)
         elif name in readers:
             read[name] = readers[name](value, name)
-        elif name in _REFUSED:
-            refused(_REFUSED[name])(value, name)
+        elif name in REFUSED:
+            REFUSED[name](value, name)
         else:
             raise wrong(name[:64] or "body", "is not a field of this endpoint", code="unknown_parameter")
-    for name in ("model", "messages" if endpoint is Endpoint.CHAT else "prompt"):
+    for name in required_of(endpoint):
         if name not in read:
             raise wrong(name, "is missing", code="missing_field")
     _check_together(read, sampling, endpoint=endpoint)
