@@ -44,7 +44,8 @@ CAPS = st.sampled_from([4, 20, 60])
 NEW_CAPS = st.sampled_from([0, 3, 20, 300])
 COUNTED = [metric for metric in Metric if RULES[metric].kind is not Kind.REQUEST]
 MODELS = st.sampled_from(["a", "b"])
-PLACES = st.tuples(st.sampled_from(list(Scope)), st.sampled_from([None, None, "a"]), CAPS)
+PLACES = st.tuples(st.sampled_from(list(Scope)), st.sampled_from([None, None, "a", "b"]), CAPS)
+MORE = st.lists(st.tuples(st.sampled_from(COUNTED), PLACES), max_size=5)
 OPEN = (HoldState.HELD, HoldState.RUNNING)
 
 
@@ -73,11 +74,16 @@ class LimitsMachine(RuleBasedStateMachine):
         self.run(self.redis.aclose(close_connection_pool=True))
         self.loop.close()
 
-    @initialize(owned=st.tuples(*(PLACES for _ in COUNTED)))
-    def begin(self, owned: tuple[tuple[Scope, str | None, int], ...]) -> None:
-        """One cap of each metric, so that holds are charged in every way of counting."""
+    @initialize(owned=st.tuples(*(PLACES for _ in COUNTED)), more=MORE)
+    def begin(
+        self,
+        owned: tuple[tuple[Scope, str | None, int], ...],
+        more: list[tuple[Metric, tuple[Scope, str | None, int]]],
+    ) -> None:
+        """A cap of each metric, so that holds are charged in every way of counting; of some several, by model too."""
         self.run(self.redis.flushdb())
-        self.caps = {(scope, metric, model): cap for metric, (scope, model, cap) in zip(COUNTED, owned, strict=True)}
+        places = [*zip(COUNTED, owned, strict=True), *more]
+        self.caps = {(scope, metric, model): cap for metric, (scope, model, cap) in places}
         self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1))
 
     def limits_now(self, model: str) -> tuple[Limit, ...]:
@@ -184,7 +190,7 @@ class LimitsMachine(RuleBasedStateMachine):
         self.changed_caps = True
         self.record.pop(owned, None)
 
-    @rule(step=st.sampled_from([1, 300, 900, 2_500, 60_000, 43_200_000]))
+    @rule(step=st.sampled_from([1, 300, 900, 2_500, 60_000, 43_200_000, 1_728_000_000]))
     def time_passes(self, step: int) -> None:
         self.model.now += step
         self.limits.time_ms = self.model.now
