@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 
-from infra.chaos.facts import AttemptLine, Books, Call, Connection, Row, Tokens, Violation
+from infra.chaos.facts import AttemptLine, Books, Call, Connection, Row, Violation
 
 OUTCOMES = frozenset({"ok", "cancelled", "failed", "guardrail", "expired"})
 WHOLE = frozenset({"ok", "guardrail"})
@@ -169,12 +169,26 @@ def nobody_waits_for_ever(calls: Sequence[Call]) -> list[Violation]:
         if item.end == "late"
     ]
     return found + [
-        Violation(
-            "unanswered", "", f"{call.name} ({call.kind}): {[item.code or item.end for item in call.connections]}"
-        )
-        for call in calls
-        if call.unanswered
+        Violation("unanswered", "", f"{call.name} ({call.kind}): {_codes(call)}") for call in calls if call.unanswered
     ]
+
+
+def refusals_are_meant(calls: Sequence[Call]) -> list[Violation]:
+    """Whatever dies, a client is told so in words made for it: never a 500, and never an answer that cannot be read."""
+    return [
+        Violation("internal error", item.request_id, f"{call.name} ({call.kind}): {item.status} {item.code}")
+        for call in calls
+        for item in call.connections
+        if item.status == 500 or item.code in ("internal_error", "not_json")
+    ]
+
+
+def something_was_served(calls: Sequence[Call]) -> list[Violation]:
+    """A round that served nobody proves nothing."""
+    if any(item.end == "done" for item in _connections(calls)):
+        return []
+    codes = Counter(item.code or item.end for item in _connections(calls))
+    return [Violation("served", "", f"not one answer came to its end: {dict(codes)}")]
 
 
 def one_key_one_request(calls: Sequence[Call], books: Books) -> list[Violation]:
@@ -216,6 +230,8 @@ def judge(calls: Sequence[Call], books: Books, *, spell: Spell | None) -> list[V
         *delivered_is_billed(calls, books, spell=spell),
         *streams_are_whole(calls),
         *nobody_waits_for_ever(calls),
+        *refusals_are_meant(calls),
+        *something_was_served(calls),
         *one_key_one_request(calls, books),
         *nothing_is_left(books),
     ]
@@ -240,6 +256,10 @@ def sums(calls: Sequence[Call], books: Books) -> dict[str, int | str]:
         "clickhouse_cost": str(sum((row.cost for row in books.rows), Decimal(0))),
         "ledger_cost": str(sum((posting.amount for posting in books.postings), Decimal(0))),
     }
+
+
+def _codes(call: Call) -> dict[str, int]:
+    return dict(Counter(item.code or item.end for item in call.connections))
 
 
 def _connections(calls: Iterable[Call]) -> list[Connection]:

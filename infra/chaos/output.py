@@ -1,4 +1,4 @@
-"""How a run of chaos is told: a table by round, one by kind of fault, and one JSON line. Called by `manage.py chaos`."""
+"""How a run is told: a table by round, one by kind of fault, and one JSON line. Called by `manage.py chaos`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from infra.chaos.round import Result
+
+_SHOWN_MAX = 20  # violations of a round; the JSON line has them all
 
 
 def print_result(results: Sequence[Result], *, console: Console) -> None:
@@ -45,7 +47,7 @@ def print_result(results: Sequence[Result], *, console: Console) -> None:
         kinds.add_row(name, str(times[name]), str(broke[name]))
     console.print(kinds)
     for result in results:
-        for violation in result.violations:
+        for violation in result.violations[:_SHOWN_MAX]:
             console.print(f"[red]seed {result.plan.seed}[/] {escape(str(violation))}")
         for line in result.evidence:
             console.print(f"  {escape(line)}", soft_wrap=True)

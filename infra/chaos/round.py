@@ -30,6 +30,7 @@ LOAD_SECONDS = 3.0
 SETTLE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 _LOG_LINES_MAX = 12
+_ALARMING = ("Traceback", "Error", "exception", "internal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +88,11 @@ class Rounds:
 
     async def open(self) -> None:
         """Takes note of what is in the books before the first round (the greeting of `up`)."""
-        async with asyncio.timeout(SETTLE_SECONDS):
-            while not await self._is_quiet():
-                await asyncio.sleep(_LOOK_SECONDS)
+        until = time.monotonic() + SETTLE_SECONDS
+        while not await self._is_quiet():
+            if time.monotonic() > until:
+                raise InstanceFailed("the platform did not come to rest before the first round")
+            await asyncio.sleep(_LOOK_SECONDS)
         self._remember(await read_books(self._installation, self._client, accepted={}))
 
     async def run(self, plan: Plan, *, ended: Callable[[], None] = lambda: None) -> Result:
@@ -177,4 +180,7 @@ def evidence(result: Result, installation: Installation) -> list[str]:
         for log in sorted((installation.instance.home / "logs").glob("*")):
             lines = [line for line in log.read_text(errors="replace").splitlines() if request_id in line]
             found += [f"{log.name}: {line[:400]}" for line in lines[-_LOG_LINES_MAX:]]
+    for log in sorted((installation.instance.home / "logs").glob("*")):
+        alarming = [line for line in log.read_text(errors="replace").splitlines() if any(w in line for w in _ALARMING)]
+        found += [f"{log.name}: {line[:400]}" for line in alarming[-_LOG_LINES_MAX:]]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +19,22 @@ Told = Callable[[int, Result], None]  # after each round: its number from one, a
 
 
 async def run_chaos(
-    *, rounds: int, seed: int, count: int, engine: str, told: Told, progressed: Callable[[], None] = lambda: None
+    *,
+    rounds: int,
+    seed: int,
+    count: int,
+    engine: str,
+    told: Told,
+    progressed: Callable[[], None] = lambda: None,
+    keep_logs: Path | None = None,
 ) -> list[Result]:
     """All rounds; it goes on after a broken one. Raises InstanceFailed when the platform cannot be started."""
     try:
         async with installed(engine=engine, pace=PACE) as installation, asyncio.TaskGroup() as group:
             keeper = group.create_task(installation.keep())
             results = await _rounds(installation, rounds, seed, count, told, progressed)
+            if keep_logs is not None and any(result.violations for result in results):
+                shutil.copytree(installation.instance.home / "logs", keep_logs, dirs_exist_ok=True)
             keeper.cancel()
     except* InstanceFailed as failed:
         raise InstanceFailed(str(failed.exceptions[0])) from None

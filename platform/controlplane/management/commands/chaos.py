@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -34,6 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=1, help="the whole run is drawn from it")
         parser.add_argument("--calls", type=_positive, default=40, help="calls of clients in a round")
         parser.add_argument("--real", action="store_true", help="vLLM instead of the simulated engine; one worker")
+        parser.add_argument("--logs", type=Path, help="copy the platform's logs to this folder when something broke")
         parser.add_argument("--json", action="store_true", help="one JSON line on stdout")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -58,6 +60,7 @@ class Command(BaseCommand):
                         count=calls,
                         engine=engine,
                         told=told,
+                        keep_logs=options["logs"],
                         progressed=lambda: progress.advance(task),
                     )
                 )
