@@ -25,7 +25,8 @@ log = logging.getLogger("weir.front")
 
 ANSWER_SECONDS = 60.0
 RETRY_MS = 5_000
-_SLASHED = {"/api/docs": "/api/docs/"}  # as Django's routes have it; every other path under /api/ ends without
+# As Django's routes have it; every other path under /api/ ends without.
+_SLASHED = {path: f"{path}/" for path in ("/api/docs", "/api/docs/inference")}
 _READ_ONLY = ("/", "/favicon.ico")  # a form sent there would be told of a missing CSRF token instead
 _READING = b"GET, HEAD, OPTIONS"
 

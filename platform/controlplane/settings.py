@@ -207,6 +207,7 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Weir management API",
+    "DESCRIPTION": "The inference API is described at [/api/docs/inference/](/api/docs/inference/).",
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,

@@ -24,6 +24,11 @@ urlpatterns = [
     path("api/v1/", include("tenants.webhooks.urls")),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api_docs"),
+    path(
+        "api/docs/inference/",
+        SpectacularSwaggerSplitView.as_view(url="/v1/openapi.json", title="Weir inference API"),
+        name="inference_docs",
+    ),
 ]
 
 handler400 = "controlplane.views.bad_request"

@@ -4,6 +4,7 @@ Invariant: another tenant's request and one that never was answer alike (404), o
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from gateway.stream.answer import Answer
 from gateway.surface import limits
 from gateway.surface.errors import Gone
 from gateway.surface.verdicts import shown_verdicts
+
+log = logging.getLogger("weir.gateway.requests")
 
 STORE_SECONDS = 5.0
 POOLS_LOOKED_AT_MAX = 256
@@ -266,4 +269,5 @@ async def _in_time() -> AsyncIterator[None]:
         async with asyncio.timeout(STORE_SECONDS):
             yield
     except (RedisError, OSError, TimeoutError) as error:
+        log.warning("a pool's queue does not answer: %r", error)  # a script's own fault is one of these too
         raise Unavailable("the queue does not answer at the moment", retry_after_ms=1_000) from error

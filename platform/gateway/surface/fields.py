@@ -80,7 +80,7 @@ def number(low: float, high: float, *, above: bool = False) -> Check:
     def check(value: Any, param: str) -> float:
         if type(value) not in (int, float):
             raise wrong(param, "must be a number", code="invalid_type")
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+        if not low <= value <= high or not math.isfinite(value) or (above and value == low):
             raise wrong(param, f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}")
         checked: float = value
         return checked

@@ -81,7 +81,7 @@ def _completion(endpoint: Endpoint, summary: str) -> dict[str, Any]:
         "responses": _responses(
             {
                 "application/json": {"schema": _named(_WHOLE[endpoint])},
-                "text/event-stream": {"schema": {"type": "string", "description": stream}},
+                "text/event-stream": {"schema": {"description": stream}},
             }
         ),
     }
@@ -107,7 +107,7 @@ def _events() -> dict[str, Any]:
             {"name": "starting_after", "in": "query", "description": about, "schema": event},
             {"name": "Last-Event-ID", "in": "header", "description": about, "schema": event},
         ],
-        "responses": _responses({"text/event-stream": {"schema": {"type": "string"}}}),
+        "responses": _responses({"text/event-stream": {"schema": {"description": "As the request's own stream."}}}),
     }
 
 

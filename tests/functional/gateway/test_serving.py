@@ -14,7 +14,9 @@ import pytest
 from contracts.outcomes import Outcome
 from contracts.tenancy import Limit, Metric, PolicyRef, Scope
 from fairqueue.messages import AbortReason
+from gateway.edge.app import InferenceApp
 from gateway.services import GatewaySettings
+from gateway.surface.openapi import document
 from safety.policy import CompiledPolicy
 from tests.functional.gateway.cast import CONTEXT, MODEL, POOL, chat_frames
 from tests.functional.gateway.conftest import Gateway
@@ -446,3 +448,20 @@ class TestCors:
 
 def _cost(prompt: int, completion: int) -> str:
     return f"{(prompt * 1_000 + completion * 2_000) / 1e9:.9f}".rstrip("0")
+
+
+class TestDescription:
+    """`/v1/openapi.json` against the routes that there are."""
+
+    async def test_names_each_path_with_the_methods_it_takes(self, gateway: Gateway) -> None:
+        answer = await gateway.http.get("/v1/openapi.json")
+        assert (answer.status_code, answer.json()) == (200, document())
+        for path, methods in document()["paths"].items():
+            asked = await gateway.http.options(path.replace("{model}", MODEL).replace("{request_id}", "0189"))
+            allowed = set(asked.headers["allow"].split(", ")) - {"HEAD", "OPTIONS"}
+            assert allowed == {method.upper() for method in methods}, path
+
+    async def test_leaves_out_no_route_but_those_that_are_no_call(self, gateway: Gateway) -> None:
+        app = InferenceApp(gateway.services)
+        others = {"/v1/realtime", "/v1/openapi.json", "/health/live", "/health/ready"}
+        assert set(app._exact) - set(document()["paths"]) == others

@@ -60,9 +60,15 @@ class TestFile:
         client = Client()
         client.force_login(User.objects.create_superuser("ada", password="x"))
         assert client.get("/api/schema").status_code == 200
-        page = client.get("/api/docs/").content.decode()
-        assert "swagger-ui" in page
-        assert "://" not in page.replace("http://www.w3.org/", "")
+        for path in ("/api/docs/", "/api/docs/inference/"):
+            page = client.get(path).content.decode()
+            assert "swagger-ui" in page
+            assert "://" not in page.replace("http://www.w3.org/", "")
+
+    def test_has_a_page_for_the_inference_api_beside_it(self) -> None:
+        script = Client().get("/api/docs/inference/?script=").content.decode()
+        assert "/v1/openapi.json" in script.replace("\\u002D", "-")
+        assert "/api/docs/inference/" in document()["info"]["description"]
 
 
 @pytest.fixture

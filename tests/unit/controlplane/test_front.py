@@ -92,6 +92,7 @@ class TestPaths:
             ("/api/schema/", "/api/schema"),
             ("/api/docs", "/api/docs/"),
             ("/api/docs/", "/api/docs/"),
+            ("/api/docs/inference", "/api/docs/inference/"),
             ("/admin/", "/admin/"),
             ("/admin/requests", "/admin/requests"),
         ],
