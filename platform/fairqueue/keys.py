@@ -20,7 +20,7 @@ class PoolKeys:
     @cached_property
     def script_keys(self) -> tuple[str, ...]:
         """The KEYS of every script of this room, in the order that their headers give."""
-        names = ("", "act", "busy", "rest", "infl", "meta", "expiry", "lease", "unsettled", "usage", "idle", "wakes")
+        names = ("", "act", "busy", "rest", "loads", "meta", "expiry", "lease", "unsettled", "usage", "idle", "wakes")
         return tuple(self.prefix + name for name in (*names, "dead"))
 
     @property

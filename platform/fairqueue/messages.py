@@ -172,6 +172,7 @@ class ReapReport:
 class QueueDepths:
     waiting: int
     waiting_bytes: int
+    waiting_tokens: int  # prompts and longest answers
     tenants_waiting: int
     running: int
     unsettled: int

@@ -13,7 +13,7 @@ from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from fairqueue import policy
 from fairqueue.messages import Abort, AbortReason, CancelReply, Enqueued, ReapReport, StepEntry, StepReply, Wait
-from fairqueue.model_state import Job, PoolState, Tally, owner
+from fairqueue.model_state import Job, Lane, Look, PoolState, Tally, kv_need, owner
 
 EXPIRED_MAX = 64  # expired heads that one claim ends
 MAILBOXES_MAX = 4
@@ -42,14 +42,15 @@ class PoolModel(PoolState):
             known.generation += 1
             return Enqueued(position=self.position(rid), generation=known.generation, already=True)
         if rid in self.tombs:
-            raise (QueueFull if self.tombs[rid].startswith("full:") else DeadlinePassed)(self.tombs[rid])
+            _, full, bound = self.tombs[rid].partition("full:")
+            raise QueueFull(bound) if full else DeadlinePassed("tombstone")
         if now_ms > enqueue_deadline_ms or enqueue_deadline_ms - now_ms > self.bounds.tombstone_ms:
             self.tombs[rid] = "deadline"
             raise DeadlinePassed("deadline")
-        bound = self._bound_reached(ticket.tenant_id, queued_max, size)
+        bound = self._bound_reached(ticket, queued_max, size)
         if bound:
             self.tombs[rid] = f"full:{bound}"
-            raise QueueFull(self.tombs[rid])
+            raise QueueFull(bound)
         self.seq += 1
         self.jobs[rid] = Job(
             ticket=ticket,
@@ -60,19 +61,25 @@ class PoolModel(PoolState):
             mailboxes=[mailbox],
             since_us=now_us,
         )
-        self._place(ticket.tenant_id, 0)
-        self._wake_one(now_ms)
+        self._place(self.jobs[rid], 0)
+        self._wake_one(now_ms, self.warm.get(self.jobs[rid].prefix))
         return Enqueued(position=self.position(rid), generation=1, already=False)
 
-    def _bound_reached(self, tenant: str, queued_max: int, size: int) -> str:
+    def _bound_reached(self, ticket: Ticket, queued_max: int, size: int) -> str:
         if queued_max == 0:
             return "blocked"
-        if len(self.queue_of(tenant)) >= queued_max:
-            return "tenant"
-        if self.waiting() >= self.bounds.queued_total_max:
-            return "pool"
-        held = sum(job.size for job in self.jobs.values() if job.state == JobState.QUEUED)
-        return "bytes" if held + size > self.bounds.queued_bytes_max else ""
+        bounds, need = self.bounds, kv_need(ticket)
+        every = self.queued()
+        own = [job for job in every if owner(job) == ticket.tenant_id]
+        reached = {
+            "tenant": len(own) >= queued_max,
+            "tenant_tokens": sum(job.need for job in own) + need > bounds.tenant_tokens_max,
+            "tenant_bytes": sum(job.size for job in own) + size > bounds.tenant_bytes_max,
+            "pool": len(every) >= bounds.queued_total_max,
+            "tokens": sum(job.need for job in every) + need > bounds.queued_tokens_max,
+            "bytes": sum(job.size for job in every) + size > bounds.queued_bytes_max,
+        }
+        return next((name for name, full in reached.items() if full), "")
 
     def claim(self, *, now_us: int, worker_id: str, nonce: str, free_kv_tokens: int, free_slots: int) -> Claim | Wait:
         now_ms = now_us // 1000
@@ -84,18 +91,24 @@ class PoolModel(PoolState):
             if had_wake and self.waiting():
                 self._wake_one(now_ms)
             return Wait(until_ms=None)
-        passed: list[Job] = []
-        chosen = self._look(now_us, worker_id, free_kv_tokens, passed)
-        if chosen == "again":
+        both = all(lane.waiting_tenants for lane in self.lanes.values())
+        lead = self.lead if both else 0
+        look = Look(worker=worker_id, now_us=now_us, free_kv=free_kv_tokens, fits_all=not self.held_by(worker_id))
+        for batch in (True, False) if lead > 0 else (False, True):
+            self._look(look, batch=batch)
+            if look.chosen is not None or look.stopped:
+                break
+        if look.stopped == "again":
             return Wait(until_ms=now_ms)
-        if chosen is None:
-            return self._wait(worker_id, now_ms)
-        job = self.jobs[chosen]
-        self._advance(self.counters[owner(job)])
-        for other in passed:
-            other.passed_v = self.v
-        blocked = self._take(chosen, now_us, worker_id, nonce)
-        self._pass_on(now_ms, blocked, free_slots)
+        if look.chosen is None:
+            return self._wait(look, now_ms)
+        job = self.jobs[look.chosen]
+        self._advance(job)
+        for other in look.passed:
+            other.passed_v = self.lane_of(other).v
+        self.lead = lead
+        blocked = self._take(job, now_us, worker_id, nonce)
+        self._pass_on(self.lane_of(job), now_ms, blocked, free_slots)
         return _claim_of(job)
 
     def _claimed_before(self, worker: str, nonce: str) -> Job | None:
@@ -104,38 +117,72 @@ class PoolModel(PoolState):
             return None
         return job if job.fence == f"{job.attempt}-{nonce}" else None
 
-    def _look(self, now_us: int, worker: str, free_kv: int, passed: list[Job]) -> str | None:
-        fits_all = not self.held_by(worker)
+    def _look(self, look: Look, *, batch: bool) -> None:
+        lane = self.lanes[batch]
         index = expired = 0
-        while index < policy.TENANTS_LOOKED_AT and index < len(self.order()):
-            rid = self.queue_of(self.order()[index])[0]
-            job = self.jobs[rid]
-            if job.expires_ms <= now_us // 1000:
-                if expired == EXPIRED_MAX:
-                    return "again"
-                self._close(rid, now_us, Outcome.EXPIRED, "deadline_exceeded")
-                expired += 1
-            elif fits_all or job.need <= free_kv:
-                return rid
-            else:
-                job.blocking = True
-                if job.passed_v is not None and self.v < job.passed_v + self.quantum:
-                    again = job.passed_v + self.quantum
-                    self.pass_v = again if self.pass_v is None else min(self.pass_v, again)
-                    return None
-                passed.append(job)
-                index += 1
-        return None
+        least: int | None = None
+        left = False
+        while index < policy.TENANTS_LOOKED_AT and index < len(lane.order()):
+            tenant = lane.order()[index]
+            counter = lane.counters[tenant]
+            least = counter if least is None else least
+            if left and counter > least + self.quantum:
+                return
+            index += 1
+            for rid in self.queue_of(tenant, batch=batch)[: policy.HEADS_LOOKED_AT]:
+                job = self.jobs[rid]
+                if job.expires_ms <= look.now_us // 1000:
+                    if expired == EXPIRED_MAX:
+                        look.stopped = "again"
+                        return
+                    self._close(rid, look.now_us, Outcome.EXPIRED, "deadline_exceeded")
+                    expired += 1
+                    index -= 1
+                    break
+                if self._left_to_another(job, look):
+                    left = True
+                    continue
+                if look.fits_all or job.need <= look.free_kv:
+                    look.chosen = rid
+                    return
+                if not self._may_pass(job, lane, look):
+                    look.stopped = "blocked"
+                    return
+                break
 
-    def _wait(self, worker: str, now_ms: int) -> Wait:
-        self.idle[worker] = self.seq
+    def _left_to_another(self, job: Job, look: Look) -> bool:
+        over = job.since_us + self._patience_us(job)
+        if not job.prefix or not job.since_us <= look.now_us < over:
+            return False
+        if self.warm.get(job.prefix, look.worker) == look.worker:
+            return False
+        until = -(-over // 1000)
+        look.left_until = until if look.left_until is None else min(look.left_until, until)
+        return True
+
+    def _patience_us(self, job: Job) -> int:
+        most = self.bounds.patience_ms_max
+        return policy.patience_ms(prompt_tokens=job.ticket.prompt_tokens, most=most) * 1000
+
+    def _may_pass(self, job: Job, lane: Lane, look: Look) -> bool:
+        job.blocking = look.unfit = True
+        if job.passed_v is not None and lane.v < job.passed_v + self.quantum:
+            again = job.passed_v + self.quantum
+            lane.pass_v = again if lane.pass_v is None else min(lane.pass_v, again)
+            return False
+        look.passed.append(job)
+        return True
+
+    def _wait(self, look: Look, now_ms: int) -> Wait:
+        self.idle[look.worker] = self.seq
         if not self.waiting():
             return Wait(until_ms=None)
-        self._wake_one(now_ms)
-        return Wait(until_ms=min(job.expires_ms for job in self.jobs.values() if job.state == JobState.QUEUED))
+        if look.unfit or look.left_until is None:
+            self._wake_one(now_ms)
+        expires_ms = min(job.expires_ms for job in self.queued())
+        return Wait(until_ms=expires_ms if look.left_until is None else min(expires_ms, look.left_until))
 
-    def _take(self, rid: str, now_us: int, worker: str, nonce: str) -> bool:
-        job = self.jobs[rid]
+    def _take(self, job: Job, now_us: int, worker: str, nonce: str) -> bool:
         job.attempt += 1
         job.fence = f"{job.attempt}-{nonce}"
         job.state, job.worker = JobState.RUNNING, worker
@@ -144,17 +191,17 @@ class PoolModel(PoolState):
         job.lease_ms = job.claimed_ms + self.bounds.lease_ms
         job.charged_tokens = job.charged_ms = 0
         uncached = policy.input_service(TokenCounts(prompt=job.ticket.prompt_tokens))
-        prepaid = max(job.spent, policy.virtual(uncached + job.prepaid_output, job.weight))
-        delta, job.paid = prepaid - job.paid, prepaid
-        self.receipts[nonce] = rid
-        self._place(owner(job), delta)
+        self.receipts[nonce] = job.ticket.request_id
+        if job.prefix:
+            self._remember(worker, job.prefix, job.claimed_ms)
+        self._charge(job, max(job.spent, policy.virtual(uncached + job.prepaid_output, job.weight)))
         blocked, job.blocking = job.blocking, False
         return blocked
 
-    def _pass_on(self, now_ms: int, was_blocking: bool, free_slots: int) -> None:  # noqa: FBT001 - mirrors the script
-        passable = self.pass_v is not None and self.v >= self.pass_v
+    def _pass_on(self, lane: Lane, now_ms: int, was_blocking: bool, free_slots: int) -> None:  # noqa: FBT001 - mirrors the script
+        passable = lane.pass_v is not None and lane.v >= lane.pass_v
         if passable:
-            self.pass_v = None
+            lane.pass_v = None
         if was_blocking or passable:
             self._changed(now_ms)
         elif free_slots == 1 and self.waiting():
@@ -213,8 +260,8 @@ class PoolModel(PoolState):
         service, output = policy.input_service(counts), policy.output_service(counts.completion)
         job.spent = max(job.spent, policy.virtual(service + output, job.weight))
         target = max(job.spent, policy.virtual(service + max(output, job.prepaid_output), job.weight))
-        self.counters[owner(job)] += target - job.paid
-        job.paid, job.charged_tokens, job.charged_ms = target, counts.completion, now_ms
+        self._charge(job, target)
+        job.charged_tokens, job.charged_ms = counts.completion, now_ms
 
     def end(
         self,
@@ -288,6 +335,7 @@ class PoolModel(PoolState):
 
     def register(self, *, now_us: int, worker_id: str) -> ReapReport:
         tally, had_wake = Tally(), self._awake(worker_id)
+        self._forget(worker_id)
         for rid in sorted(self.held_by(worker_id), key=lambda rid: (self.jobs[rid].claimed_ms, rid)):
             self._give_up(rid, now_us, "lapse", tally)
         if had_wake and self.waiting():
@@ -295,6 +343,7 @@ class PoolModel(PoolState):
         return tally.report()
 
     def leave(self, *, now_us: int, worker_id: str) -> None:
+        self._forget(worker_id)
         if self._awake(worker_id) and self.waiting():
             self._wake_one(now_us // 1000)
 
@@ -310,6 +359,7 @@ class PoolModel(PoolState):
         old = sorted((since, worker) for worker, since in self.wakes.items())
         for _, worker in [pair for pair in old if pair[0] <= now_ms - self.bounds.wake_margin_ms][:limit]:
             self._awake(worker)
+            self._forget(worker)
             if self.waiting():
                 tally.wakes += self._wake_one(now_ms)
         return tally.report()

@@ -5,10 +5,10 @@ Called by `model` only; it mirrors scripts/shared/pool.lua function by function.
 
 from dataclasses import dataclass, field
 
-from contracts.jobs import Ticket
+from contracts.jobs import ServiceClass, Ticket
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
-from fairqueue import policy
+from fairqueue import policy, prefix
 from fairqueue.messages import ReapReport
 from fairqueue.policy import QueueBounds
 
@@ -52,12 +52,47 @@ class Job:
 
     @property
     def need(self) -> int:
-        ticket = self.ticket
-        return policy.kv_need(prompt_tokens=ticket.prompt_tokens, max_tokens=ticket.max_tokens, choices=ticket.choices)
+        return kv_need(self.ticket)
+
+    @property
+    def batch(self) -> bool:
+        return self.ticket.service_class is ServiceClass.BATCH
+
+    @property
+    def prefix(self) -> str:
+        return prefix.prefix_key(self.ticket)
 
     @property
     def prepaid_output(self) -> int:
         return policy.prepaid_output(self.ticket.max_tokens, self.ticket.choices)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One service class: a fair queue of its own."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    waiting_tenants: set[str] = field(default_factory=set)  # those whose counter is ordered for claims
+    v: int = 0
+    pass_v: int | None = None
+
+    def order(self) -> list[str]:
+        return sorted(self.waiting_tenants, key=lambda tenant: (self.counters[tenant], tenant))
+
+
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """One claim's look at the queue: who looks, and what it found."""
+
+    worker: str
+    now_us: int
+    free_kv: int
+    fits_all: bool
+    chosen: str | None = None
+    stopped: str = ""  # "again": too many had expired; "blocked": a head that does not fit may not be passed now
+    passed: list[Job] = field(default_factory=list)
+    unfit: bool = False
+    left_until: int | None = None
 
 
 @dataclass(slots=True)
@@ -86,72 +121,113 @@ class PoolState:
         self.quantum = quantum
         self.jobs: dict[str, Job] = {}
         self.tombs: dict[str, str] = {}
-        self.counters: dict[str, int] = {}
-        self.waiting_tenants: set[str] = set()  # those whose counter is ordered for claims
+        self.lanes = {False: Lane(), True: Lane()}  # interactive, batch
+        self.lead = 0
+        self.warm: dict[str, str] = {}  # prefix -> the worker that served it last
+        self.warm_of: dict[str, dict[str, int]] = {}  # worker -> its prefixes -> ms
         self.receipts: dict[str, str] = {}
         self.idle: dict[str, int] = {}
         self.wakes: dict[str, int] = {}
         self.usage: list[str] = []  # request ids in the order of their usage records
         self.unsettled: dict[str, int] = {}
         self.dead: list[str] = []
-        self.v = 0
         self.seq = 0
-        self.pass_v: int | None = None
 
     # Order of claims ------------------------------------------------------------------------------------------------
 
-    def queue_of(self, tenant: str) -> list[str]:
-        waiting = [rid for rid, job in self.jobs.items() if job.state == JobState.QUEUED and owner(job) == tenant]
+    def lane_of(self, job: Job) -> Lane:
+        return self.lanes[job.batch]
+
+    def queue_of(self, tenant: str, *, batch: bool) -> list[str]:
+        waiting = [
+            rid
+            for rid, job in self.jobs.items()
+            if job.state == JobState.QUEUED and owner(job) == tenant and job.batch == batch
+        ]
         return sorted(waiting, key=lambda rid: self.jobs[rid].seq)
 
-    def order(self) -> list[str]:
-        return sorted(self.waiting_tenants, key=lambda tenant: (self.counters[tenant], tenant))
+    def queued(self) -> list[Job]:
+        return [job for job in self.jobs.values() if job.state == JobState.QUEUED]
 
     def waiting(self) -> int:
-        return sum(job.state == JobState.QUEUED for job in self.jobs.values())
+        return len(self.queued())
 
     def position(self, rid: str) -> int:
-        if self.jobs[rid].state != JobState.QUEUED:
+        job = self.jobs[rid]
+        if job.state != JobState.QUEUED:
             return 0
-        tenant, order = owner(self.jobs[rid]), self.order()
-        rank = self.queue_of(tenant).index(rid)
-        return 1 + min(self.waiting() - 1, rank * len(order) + order.index(tenant))
+        tenant, order = owner(job), self.lane_of(job).order()
+        before = self.queue_of(tenant, batch=job.batch).index(rid) * len(order) + order.index(tenant)
+        if self.lanes[not job.batch].waiting_tenants:
+            shares = {False: policy.INTERACTIVE_SHARE, True: policy.BATCH_SHARE}
+            before += before * shares[not job.batch] // shares[job.batch]
+        return 1 + min(self.waiting() - 1, before)
 
     def held_by(self, worker: str) -> list[str]:
         return [rid for rid, job in self.jobs.items() if job.state == JobState.RUNNING and job.worker == worker]
 
     # Counters -------------------------------------------------------------------------------------------------------
 
-    def _place(self, tenant: str, delta: int) -> None:
-        counter = self.counters.get(tenant, self.v) + delta
-        if self.queue_of(tenant):
-            if tenant not in self.waiting_tenants:
-                counter = policy.lifted(counter, self.v)
-            self.waiting_tenants.add(tenant)
-        else:
-            self.waiting_tenants.discard(tenant)
-        runs = any(job.state == JobState.RUNNING and owner(job) == tenant for job in self.jobs.values())
-        if tenant in self.waiting_tenants or runs or counter > self.v:
-            self.counters[tenant] = counter
-        else:
-            self.counters.pop(tenant, None)
+    def _charge(self, job: Job, paid: int) -> None:
+        """Sets what the request has paid, cumulatively, and moves its tenant and its class by the difference."""
+        delta, before = paid - job.paid, job.paid
+        job.paid = paid
+        self.lead += policy.led(before=before, after=paid, weight_milli=job.weight, batch=job.batch)
+        self._place(job, delta)
 
-    def _advance(self, counter: int) -> None:
-        if counter <= self.v:
+    def _place(self, job: Job, delta: int) -> None:
+        lane, tenant = self.lane_of(job), owner(job)
+        counter = lane.counters.get(tenant, lane.v) + delta
+        if self.queue_of(tenant, batch=job.batch):
+            if tenant not in lane.waiting_tenants:
+                counter = policy.lifted(counter, lane.v)
+                if not lane.waiting_tenants:
+                    self.lead = policy.without_credit(self.lead, batch=job.batch)
+            lane.waiting_tenants.add(tenant)
+        else:
+            lane.waiting_tenants.discard(tenant)
+        if tenant in lane.waiting_tenants or tenant in self._running(batch=job.batch) or counter > lane.v:
+            lane.counters[tenant] = counter
+        else:
+            lane.counters.pop(tenant, None)
+
+    def _running(self, *, batch: bool) -> set[str]:
+        return {owner(job) for job in self.jobs.values() if job.state == JobState.RUNNING and job.batch == batch}
+
+    def _advance(self, job: Job) -> None:
+        lane, counter = self.lane_of(job), self.lane_of(job).counters[owner(job)]
+        if counter <= lane.v:
             return
-        self.v = counter
-        running = {owner(job) for job in self.jobs.values() if job.state == JobState.RUNNING}
-        for tenant in [t for t, c in self.counters.items() if c <= self.v]:
-            if tenant not in self.waiting_tenants and tenant not in running:
-                del self.counters[tenant]
+        lane.v = counter
+        running = self._running(batch=job.batch)
+        for tenant in [t for t, c in lane.counters.items() if c <= lane.v]:
+            if tenant not in lane.waiting_tenants and tenant not in running:
+                del lane.counters[tenant]
+
+    # Prefixes -------------------------------------------------------------------------------------------------------
+
+    def _remember(self, worker: str, key: str, now_ms: int) -> None:
+        self.warm[key] = worker
+        mine = self.warm_of.setdefault(worker, {})
+        mine[key] = now_ms
+        if len(mine) > policy.WARM_MAX:
+            oldest = min(mine, key=lambda known: (mine[known], known))
+            del mine[oldest]
+            if self.warm.get(oldest) == worker:
+                del self.warm[oldest]
+
+    def _forget(self, worker: str) -> None:
+        for key in self.warm_of.pop(worker, {}):
+            if self.warm.get(key) == worker:
+                del self.warm[key]
 
     # Wakes ----------------------------------------------------------------------------------------------------------
 
-    def _wake_one(self, now_ms: int) -> int:
-        unseen = sorted((seen, worker) for worker, seen in self.idle.items() if seen < self.seq)
+    def _wake_one(self, now_ms: int, holder: str | None = None) -> int:
+        unseen = sorted((worker != holder, seen, worker) for worker, seen in self.idle.items() if seen < self.seq)
         if not unseen:
             return 0
-        worker = unseen[0][1]
+        worker = unseen[0][2]
         del self.idle[worker]
         self.wakes[worker] = now_ms
         return 1
@@ -172,11 +248,10 @@ class PoolState:
         if job.state == JobState.QUEUED:
             job.queue_us += max(now_us - job.since_us, 0)
         job.state, job.outcome, job.error = JobState.ENDED, outcome.value, error
-        delta, job.paid = job.spent - job.paid, job.spent
         blocked, job.blocking = job.blocking, False
         self.usage.append(rid)
         self.unsettled[rid] = now_us // 1000
-        self._place(owner(job), delta)
+        self._charge(job, job.spent)
         if blocked:
             self._changed(now_us // 1000)
 
@@ -196,6 +271,8 @@ class PoolState:
         job = self.jobs[rid]
         job.lapses += why == "lapse"
         job.deaths += why == "death"
+        if why != "back":
+            self._forget(job.worker)
         self._bill_log(job)
         worn_out = job.deaths >= self.bounds.deaths_max or job.lapses >= self.bounds.lapses_max
         if job.cancel:
@@ -210,11 +287,14 @@ class PoolState:
             tally.dead += 1
         else:
             job.state, job.fence, job.worker, job.since_us = JobState.QUEUED, "", "", now_us
-            delta, job.paid = job.spent - job.paid, job.spent
-            self._place(owner(job), delta)
+            self._charge(job, job.spent)
             self._changed(now_us // 1000)
             tally.requeued += 1
 
 
 def owner(job: Job) -> str:
     return job.ticket.tenant_id
+
+
+def kv_need(ticket: Ticket) -> int:
+    return policy.kv_need(prompt_tokens=ticket.prompt_tokens, max_tokens=ticket.max_tokens, choices=ticket.choices)

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgpack
 
-from contracts.jobs import Claim, Ticket, Timings, UsageRecord
+from contracts.jobs import Claim, ServiceClass, Ticket, Timings, UsageRecord
 from contracts.outcomes import Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
-from fairqueue import policy, replies
+from fairqueue import policy, prefix, replies
 from fairqueue.keys import PoolKeys
 from fairqueue.loading import load_pool_scripts
 from fairqueue.messages import (
@@ -41,6 +41,9 @@ __all__ = ["FairQueue", "LogGapError", "QueueBounds"]
 BLOCK_SECONDS_MAX = REPLY_TIMEOUT_SECONDS - 1  # one blocking pop; the client gives up on a reply after that
 STEP_ENTRIES_MAX = 1024
 FRAMES_MAX = 4096  # of one entry
+
+
+_CLASS_NAMES = {ServiceClass.INTERACTIVE: "", ServiceClass.BATCH: "batch"}  # as the scripts name them
 
 
 class LogGapError(RuntimeError):
@@ -81,7 +84,8 @@ class FairQueue:
         """Queue a ticket, or attach `mailbox` (a pub/sub channel) to a request that is already known.
 
         Times are in the pool's milliseconds. `queued_max` 0 blocks the tenant. Raises QueueFull (says which bound,
-        with the time after which a place is likely free; none for a blocked tenant) and DeadlinePassed (past the
+        with the time after which a place is likely free; none for a blocked tenant, or for what
+        never fits) and DeadlinePassed (past the
         deadline, or a tombstone); after either, the request can never be queued: the caller voids its hold.
         """
         need = policy.kv_need(prompt_tokens=ticket.prompt_tokens, max_tokens=ticket.max_tokens, choices=ticket.choices)
@@ -102,6 +106,12 @@ class FairQueue:
             self._bounds.queued_total_max,
             self._bounds.queued_bytes_max,
             self._bounds.tombstone_ms,
+            self._bounds.queued_tokens_max,
+            self._bounds.tenant_tokens_max,
+            self._bounds.tenant_bytes_max,
+            _CLASS_NAMES[ticket.service_class],
+            prefix.prefix_key(ticket),
+            policy.patience_ms(prompt_tokens=ticket.prompt_tokens, most=self._bounds.patience_ms_max),
         )
         return replies.enqueued(reply)
 

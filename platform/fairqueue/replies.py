@@ -27,12 +27,15 @@ from fairqueue.messages import (
     counts_of,
     usage_from_stream,
 )
-from fairqueue.policy import RateWindow
+from fairqueue.policy import Fullness, RateWindow
 
-_FULL_TEXT = {
+FULL_TEXT = {
     "blocked": "This tenant may not queue requests.",
     "tenant": "This tenant has as many requests waiting as it may have.",
+    "tenant_tokens": "This tenant has as many tokens waiting as it may have.",
+    "tenant_bytes": "This tenant has as many bytes of requests waiting as it may have.",
     "pool": "The queue of this model is full.",
+    "tokens": "The queue of this model has no room for a request of so many tokens.",
     "bytes": "The queue of this model has no room for a request of this size.",
 }
 
@@ -46,8 +49,16 @@ def enqueued(reply: list[Any]) -> Enqueued:
         bound = reply[1].decode()
         retry = None  # a tenant that may not queue gains nothing by coming again
         if bound != "blocked":
-            retry = policy.retry_after_ms(window=_window(reply[2:7]), tenants_waiting=reply[7], bound=bound)
-        raise QueueFull(_FULL_TEXT[bound], retry_after_ms=retry)
+            tenants, leave_first, parts, others = reply[7:]
+            full = Fullness(
+                of_tenant=bound.startswith("tenant"),
+                leave_first=leave_first,
+                tenants_waiting=tenants,
+                parts=parts,
+                parts_of_others=others,
+            )
+            retry = policy.retry_after_ms(window=_window(reply[2:7]), full=full)
+        raise QueueFull(FULL_TEXT[bound], retry_after_ms=retry)
     raise DeadlinePassed("The request came to the queue after its deadline, or after it was cancelled.")
 
 
@@ -124,10 +135,11 @@ def usage_records(reply: list[list[bytes]]) -> list[UsageRecord]:
 
 
 def queue_depths(reply: list[int]) -> QueueDepths:
-    waiting, waiting_bytes, tenants, running, unsettled, idle, dead, *_ = reply
+    waiting, waiting_bytes, tenants, running, unsettled, idle, dead, *_, waiting_tokens = reply
     return QueueDepths(
         waiting=waiting,
         waiting_bytes=waiting_bytes,
+        waiting_tokens=waiting_tokens,
         tenants_waiting=tenants,
         running=running,
         unsettled=unsettled,

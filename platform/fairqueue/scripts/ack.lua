@@ -1,5 +1,5 @@
 -- ack.lua: mark an ended request settled and publish its final frame, whoever settled it.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 request_id | 3 final bytes | 4 log_ttl_ms int | 5 job_ttl_ms int
 -- RETURNS 1, or 0 when there was nothing to do.
 -- ATOMIC: a final frame is published once; log and request outlive settlement, and the request its enqueue deadline.

@@ -1,5 +1,5 @@
 -- cancel.lua: cancel a request: end it where it waits, flag it where it runs, refuse it where it is unknown.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 request_id | 3 generation int or '' | 4 reason | 5 tombstone_ms int
 -- RETURNS 'tombstoned', 'ended', 'flagged', 'already_ended' or 'stale' (another has attached since).
 -- ATOMIC: after the answer the request is never claimed.

@@ -1,5 +1,5 @@
 -- claim.lua: give the next request of the least-served tenant to one worker.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 nonce | 4 free_kv int | 5 free_slots int | 6 lease_ms int | 7 quantum virtual milli-tokens int | 8 tenants looked at int | 9 nonce_ttl_ms int
 -- RETURNS {'job', head, body, fence, attempt, log_length, queue_us, deaths, prompt, cached, completion, reasoning} or {'wait', until_ms or ''}.
 -- ATOMIC: two workers never hold one request; the last look at the queue and the entry in the idle set are one.
@@ -9,7 +9,8 @@ local now_ms = ms(now)
 local worker, nonce, free_kv, free_slots = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local quantum, looked_at = tonumber(ARGV[7]), tonumber(ARGV[8])
 local held, receipt = prefix .. 'held:' .. worker, prefix .. 'claim:' .. nonce
-local EXPIRED_MAX = 64
+local EXPIRED_MAX, DEPTH = 64, 4
+local WARM_MAX = 256 -- prefixes that are remembered of one worker
 
 -- For a nonce that claimed before: the same request, as it is now.
 local function claimed_before(rid)
@@ -23,62 +24,111 @@ local function claimed_before(rid)
 end
 
 local passed = {}
+local unfit, left_until = false, nil
 
--- The first head in fair order that fits. One that does not fit is passed at most once per quantum of virtual time.
--- A worker that holds nothing takes any head, however large: else what fits no worker would wait for ever.
-local function look()
-  local index, expired, v = 0, 0, nil
+-- The classes that wait, the one whose turn it is first: while both wait, each gets its share of the service.
+local function lanes_in_turn()
+  local interactive, batch = lane_of(''), lane_of('batch')
+  if redis.call('EXISTS', batch.act) == 0 then return {interactive}, 0 end
+  if redis.call('EXISTS', interactive.act) == 0 then return {batch}, 0 end
+  local lead = int(redis.call('HGET', meta, 'lead'))
+  if lead > 0 then return {batch, interactive}, lead end
+  return {interactive, batch}, lead
+end
+
+-- A request is left to the worker that served its prefix last, for no longer than the prefix is likely to save: so
+-- to wait in vain costs no more than to begin at once could have.
+local function left_to_another(key, patience_ms, since_us)
+  if not key then return false end
+  local over = tonumber(since_us) + tonumber(patience_ms) * 1000
+  if now < tonumber(since_us) or now >= over then return false end
+  local holder = redis.call('HGET', warm, key)
+  if not holder or holder == worker then return false end
+  left_until = math.min(left_until or math.huge, math.ceil(over / 1000))
+  return true
+end
+
+-- The first request in fair order that fits and is not left to another worker, looking past what is left by no more
+-- than a quantum and a few requests of each tenant. A head that does not fit is passed at most once per quantum of
+-- virtual time. A worker that holds nothing takes any head, however large: else what fits no worker would wait for ever.
+local function look(lane)
+  local index, expired, v, least, left = 0, 0, nil, nil, false
   while index < looked_at do
-    local row = redis.call('ZRANGE', act, index, index, 'WITHSCORES')
+    local row = redis.call('ZRANGE', lane.act, index, index, 'WITHSCORES')
     if #row == 0 then return nil end
-    local tenant = row[1]
-    local rids = redis.call('ZRANGE', prefix .. 'ten:' .. tenant, 0, 1)
-    local rid = rids[1]
-    local expires_ms, need, passed_v = unpack(redis.call('HMGET', job_key(rid), 'expires_ms', 'need', 'passed'))
-    if tonumber(expires_ms) <= now_ms then
-      if expired == EXPIRED_MAX then return nil, 'again' end
-      close(rid, now, 'expired', '', 'deadline_exceeded')
-      expired = expired + 1
-    elseif tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0 then
-      return {rid = rid, tenant = tenant, counter = tonumber(row[2]), last = not rids[2]}
-    else
-      v = v or virtual_time()
-      redis.call('HSET', job_key(rid), 'blk', 1)
-      local again = passed_v and tonumber(passed_v) + quantum
-      if again and v < again then
-        local known = redis.call('HGET', meta, 'pass_v')
-        if not known or again < tonumber(known) then redis.call('HSET', meta, 'pass_v', whole(again)) end
-        return nil
+    local tenant, counter = row[1], tonumber(row[2])
+    least = least or counter
+    if left and counter > least + quantum then return nil end
+    local rids = redis.call('ZRANGE', lane.ten .. tenant, 0, DEPTH - 1)
+    index = index + 1
+    for _, rid in ipairs(rids) do
+      local expires_ms, need, passed_v, key, patience_ms, since_us = unpack(redis.call('HMGET', job_key(rid), 'expires_ms',
+        'need', 'passed', 'prefix', 'patience_ms', 'since_us'))
+      if tonumber(expires_ms) <= now_ms then
+        if expired == EXPIRED_MAX then return nil, 'again' end
+        close(rid, now, 'expired', '', 'deadline_exceeded')
+        expired = expired + 1
+        index = index - 1 -- the tenant has another head, or none
+        break
+      elseif left_to_another(key, patience_ms, since_us) then
+        left = true -- the next of the tenant may be taken
+      elseif tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0 then
+        return {rid = rid, tenant = tenant, counter = counter, last = not rids[2], lane = lane}
+      else
+        v = v or virtual_time(lane)
+        redis.call('HSET', job_key(rid), 'blk', 1)
+        unfit = true
+        local again = passed_v and tonumber(passed_v) + quantum
+        if again and v < again then
+          local known = redis.call('HGET', meta, lane.pass_v)
+          if not known or again < tonumber(known) then redis.call('HSET', meta, lane.pass_v, whole(again)) end
+          return nil, 'blocked'
+        end
+        passed[#passed + 1] = {rid, lane}
+        break
       end
-      passed[#passed + 1] = rid
-      index = index + 1
     end
   end
   return nil
 end
 
+-- Where all that waits is left to others, no other idle worker could use a wake: this one looks again in time.
 local function wait()
   local seq = int(redis.call('HGET', meta, 'seq'))
   redis.call('ZADD', idle, whole(seq), worker)
   if waiting() == 0 then return {'wait', ''} end
-  wake_unseen(now_ms, seq)
-  return {'wait', redis.call('ZRANGE', expiry, 0, 0, 'WITHSCORES')[2]}
+  if unfit or not left_until then wake_unseen(now_ms, seq) end
+  local expires_ms = tonumber(redis.call('ZRANGE', expiry, 0, 0, 'WITHSCORES')[2])
+  return {'wait', whole(math.min(expires_ms, left_until or expires_ms))}
 end
 
--- Returns the reply, whether the request had blocked others, and its bytes. The tenant runs now, and waits if it has more.
+local function remember(key)
+  local list = prefix .. 'warm:' .. worker
+  redis.call('HSET', warm, key, worker)
+  redis.call('ZADD', list, now_ms, key)
+  if redis.call('ZCARD', list) <= WARM_MAX then return end
+  local oldest = redis.call('ZPOPMIN', list)[1]
+  if redis.call('HGET', warm, oldest) == worker then redis.call('HDEL', warm, oldest) end
+end
+
+-- Returns the reply, whether the request had blocked others, its bytes, its tokens, and what it moves `lead` by. The
+-- tenant runs now, and waits if it has more.
 local function take(chosen)
-  local rid, tenant, job = chosen.rid, chosen.tenant, job_key(chosen.rid)
+  local rid, tenant, job, lane = chosen.rid, chosen.tenant, job_key(chosen.rid), chosen.lane
   local head, body, attempt, weight, pre_in, pre_out, spent, paid, queue_us, since_us, blocking, last_seq, deaths, prompt,
-    cached, completion, reasoning, bytes = unpack(redis.call('HMGET', job, 'head', 'body', 'attempt', 'weight', 'pre_in',
-    'pre_out', 'spent', 'paid', 'queue_us', 'since_us', 'blk', 'last_seq', 'deaths', 'prompt', 'cached', 'completion', 'reasoning',
-    'bytes'))
+    cached, completion, reasoning, bytes, need, key = unpack(redis.call('HMGET', job, 'head', 'body', 'attempt', 'weight',
+    'pre_in', 'pre_out', 'spent', 'paid', 'queue_us', 'since_us', 'blk', 'last_seq', 'deaths', 'prompt', 'cached',
+    'completion', 'reasoning', 'bytes', 'need', 'prefix'))
   attempt = int(attempt) + 1
   local fence = attempt .. '-' .. nonce
   local prepaid = math.max(int(spent), virtual(tonumber(pre_in) + tonumber(pre_out), tonumber(weight)))
   local waited = int(queue_us) + math.max(now - tonumber(since_us), 0)
-  redis.call('ZREM', prefix .. 'ten:' .. tenant, rid)
+  redis.call('ZREM', lane.ten .. tenant, rid)
   redis.call('ZREM', expiry, rid)
-  redis.call('HINCRBY', infl, tenant, 1)
+  local load = load_of(tenant)
+  load[lane.runs] = load[lane.runs] + 1
+  load[3], load[4], load[5] = load[3] - 1, load[4] - need, load[5] - bytes
+  keep_load(tenant, load)
   redis.call('HSET', job, 'state', 'running', 'attempt', attempt, 'fence', fence, 'epoch', fence, 'worker', worker,
     'paid', whole(prepaid), 'queue_us', whole(waited))
   if attempt > 1 then redis.call('HSET', job, 'charged_tokens', 0, 'charged_ms', 0) end
@@ -86,31 +136,34 @@ local function take(chosen)
   redis.call('ZADD', lease, now_ms + tonumber(ARGV[6]), rid)
   redis.call('ZADD', held, now_ms, rid)
   redis.call('SET', receipt, rid, 'PX', ARGV[9])
+  if key then remember(key) end
   local counter = whole(chosen.counter + prepaid - int(paid))
   if chosen.last then
-    redis.call('ZREM', act, tenant)
-    redis.call('ZADD', busy, counter, tenant)
+    redis.call('ZREM', lane.act, tenant)
+    redis.call('ZADD', lane.busy, counter, tenant)
   else
-    redis.call('ZADD', act, counter, tenant)
+    redis.call('ZADD', lane.act, counter, tenant)
   end
   return {'job', head, body, fence, attempt, int(last_seq), waited, int(deaths), int(prompt), int(cached), int(completion),
-    int(reasoning)}, blocking == '1', tonumber(bytes)
+    int(reasoning)}, blocking == '1', tonumber(bytes), tonumber(need), led(lane, int(paid), prepaid, tonumber(weight))
 end
 
 -- Virtual time goes on to the counter that is served, and what is in no debt any more is forgotten.
-local function advance(v, counter)
+local function advance(lane, v, counter)
   if counter > v then
     v = counter
-    redis.call('ZREMRANGEBYSCORE', rest, '-inf', whole(v))
+    redis.call('ZREMRANGEBYSCORE', lane.rest, '-inf', whole(v))
   end
-  for _, rid in ipairs(passed) do redis.call('HSET', job_key(rid), 'passed', whole(v)) end
+  for _, pass in ipairs(passed) do
+    redis.call('HSET', job_key(pass[1]), 'passed', whole(pass[2] == lane and v or virtual_time(pass[2])))
+  end
   return v
 end
 
 -- A claim that fills its worker leaves the rest to the next idle one; one that ends a blockade lets all look again.
-local function pass_on(v, pass_v, seq, was_blocking)
+local function pass_on(lane, v, pass_v, seq, was_blocking)
   local passable = pass_v and v >= tonumber(pass_v)
-  if passable then redis.call('HDEL', meta, 'pass_v') end
+  if passable then redis.call('HDEL', meta, lane.pass_v) end
   if was_blocking or passable then
     changed(now_ms)
   elseif free_slots == 1 and waiting() > 0 then
@@ -126,12 +179,19 @@ if free_slots < 1 then
   if had_wake == 1 and waiting() > 0 then wake_one(now_ms) end
   return {'wait', ''}
 end
-local chosen, again = look()
-if again then return {'wait', now_ms} end
+local lanes, lead = lanes_in_turn()
+local chosen, why
+for _, lane in ipairs(lanes) do
+  chosen, why = look(lane)
+  if chosen or why then break end
+end
+if why == 'again' then return {'wait', now_ms} end
 if not chosen then return wait() end
-local m = redis.call('HMGET', meta, 'v', 'pass_v', 'seq', 'waiting_bytes')
-local v = advance(int(m[1]), chosen.counter)
-local reply, was_blocking, bytes = take(chosen)
-redis.call('HSET', meta, 'v', whole(v), 'waiting_bytes', whole(int(m[4]) - bytes))
-pass_on(v, m[2], int(m[3]), was_blocking)
+local lane = chosen.lane
+local m = redis.call('HMGET', meta, lane.v, lane.pass_v, 'seq', 'waiting_bytes', 'waiting_tokens')
+local v = advance(lane, int(m[1]), chosen.counter)
+local reply, was_blocking, bytes, need, by = take(chosen)
+redis.call('HSET', meta, lane.v, whole(v), 'waiting_bytes', whole(int(m[4]) - bytes), 'waiting_tokens',
+  whole(int(m[5]) - need), 'lead', whole(lead + by))
+pass_on(lane, v, m[2], int(m[3]), was_blocking)
 return reply

@@ -1,5 +1,5 @@
 -- engine_died.lua: count an engine death against the requests that ran in it, and requeue them.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 lapses_max int | 4 deaths_max int | 5... request_id, fence pairs
 -- RETURNS {requeued, ended, expired, dead, wakes passed}.
 -- ATOMIC: a death is counted once per attempt: the fence goes with it.

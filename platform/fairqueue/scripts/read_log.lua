@@ -1,5 +1,5 @@
 -- read_log.lua: read released frames of a request, with its state.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us unused, '' | 2 request_id | 3 after_seq int | 4 limit int
 -- RETURNS {state, epoch, final or '', {frame...}} or nil when unknown.
 -- ATOMIC: frames, state and final are of one moment, so no frame hides behind a final.

@@ -1,5 +1,5 @@
 -- step.lua: log and publish what one engine step released, extend leases, charge ticks, say what to abort.
--- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 infl hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
+-- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 lease_ms int | 4 tick_tokens int | 5 tick_ms int | 6 log_bytes_max int | 7 holding_margin_ms int | 8 holding msgpack list of request ids | 9 entries msgpack list of {request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in milli-tokens, out milli-tokens, progressed}
 -- RETURNS {{request_id, reason, request_id, reason...}, {stale request_id...}}.
 -- ATOMIC: a worker whose fence is stale writes nothing; a frame is logged, counted and published once.
@@ -11,7 +11,7 @@ local lease_until = now_ms + tonumber(ARGV[3])
 local tick_tokens, tick_ms, log_max = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local holding, entries = cmsgpack.unpack(ARGV[8]), cmsgpack.unpack(ARGV[9])
 local aborts, stale, told = {}, {}, {}
-local mailboxes, leases, charges = {}, {}, {}
+local mailboxes, leases, charges, lead = {}, {}, {}, 0
 local owned, running = {}, 0
 local PUSH_MAX = 1000
 
@@ -36,7 +36,7 @@ local function append(rid, frames)
 end
 
 -- Charges up to the cumulative service of the attempt. The first charge corrects the prepaid input by what was cached.
-local function tick(writes, e, tenant, weight, paid, spent, pre_out, charged_tokens, charged_ms)
+local function tick(writes, e, tenant, class, weight, paid, spent, pre_out, charged_tokens, charged_ms)
   local completion = e[7]
   if e[5] == 0 and completion == 0 then return end
   if charged_ms ~= 0 and completion - charged_tokens < tick_tokens and now_ms - charged_ms < tick_ms then return end
@@ -45,16 +45,22 @@ local function tick(writes, e, tenant, weight, paid, spent, pre_out, charged_tok
   local n = #writes
   writes[n + 1], writes[n + 2], writes[n + 3], writes[n + 4] = 'spent', whole(spent), 'paid', whole(target)
   writes[n + 5], writes[n + 6], writes[n + 7], writes[n + 8] = 'charged_tokens', completion, 'charged_ms', now_ms
-  if target ~= paid then charges[tenant] = (charges[tenant] or 0) + target - paid end
+  if target == paid then return end
+  local lane = lane_of(class)
+  local key = class == 'batch' and 'b' .. tenant or 'i' .. tenant
+  local due = charges[key] or {lane, tenant, 0}
+  due[3] = due[3] + target - paid
+  charges[key] = due
+  lead = lead + led(lane, paid, target, weight)
 end
 
 -- e: request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in, out, progressed.
 local function write(e)
   local rid, job, frames = e[1], job_key(e[1]), e[4]
   local state, fence, owner, last, log_bytes, mailbox, prompt, cached, completion, reasoning, tenant, weight, paid, spent,
-    pre_out, charged_tokens, charged_ms = unpack(redis.call('HMGET', job, 'state', 'fence', 'worker', 'last_seq',
+    pre_out, charged_tokens, charged_ms, class = unpack(redis.call('HMGET', job, 'state', 'fence', 'worker', 'last_seq',
     'log_bytes', 'mailboxes', 'prompt', 'cached', 'completion', 'reasoning', 'tenant', 'weight', 'paid', 'spent',
-    'pre_out', 'charged_tokens', 'charged_ms'))
+    'pre_out', 'charged_tokens', 'charged_ms', 'class'))
   if state ~= 'running' or fence ~= e[2] then
     stale[#stale + 1] = rid
     return abort(rid, 'fence')
@@ -84,7 +90,7 @@ local function write(e)
   if e[5] ~= int(prompt) or e[6] ~= int(cached) or e[8] ~= int(reasoning) then
     for _, value in ipairs({'prompt', e[5], 'cached', e[6], 'reasoning', e[8]}) do writes[#writes + 1] = value end
   end
-  tick(writes, e, tenant, tonumber(weight), int(paid), int(spent), tonumber(pre_out), int(charged_tokens),
+  tick(writes, e, tenant, class, tonumber(weight), int(paid), int(spent), tonumber(pre_out), int(charged_tokens),
     int(charged_ms))
   redis.call('HSET', job, unpack(writes))
   if e[12] then
@@ -95,7 +101,8 @@ end
 
 for _, e in ipairs(entries) do write(e) end
 if #leases > 0 then redis.call('ZADD', lease, unpack(leases)) end
-for tenant, delta in pairs(charges) do charge(tenant, delta) end
+for _, due in pairs(charges) do charge(due[1], due[2], due[3]) end
+move_lead(lead)
 for box, messages in pairs(mailboxes) do redis.call('PUBLISH', box, cmsgpack.pack(messages)) end
 
 local flags = redis.call('HGETALL', prefix .. 'flags:' .. worker)

@@ -6,20 +6,15 @@ a test which would pass without the rule cannot stand.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from contracts.errors import DeadlinePassed
 from contracts.tokens import TokenCounts
-from fairqueue.loading import load_pool_scripts
 from fairqueue.messages import Ended, StepEntry, Wait, decode_mailbox, final_of
-from stores.lua import LuaScript
 from tests.functional.fairqueue.conftest import BOX, Pool
-
-Scenario = Callable[[Pool], Awaitable[bool]]
+from tests.functional.fairqueue.rules import Rule
 
 
 async def late_enqueue_is_refused(pool: Pool) -> bool:
@@ -180,16 +175,6 @@ async def _lapse(pool: Pool) -> None:
     await pool.queue.reap(limit=9)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """`cut`, a text of the script, is what keeps the rule; `left` stands in its place where the rule is taken out."""
-
-    holds: Scenario
-    script: str
-    cut: str
-    left: str = ""
-
-
 RULES = (
     Rule(late_enqueue_is_refused, "enqueue", "now_ms > deadline or", "false or"),
     Rule(
@@ -234,8 +219,5 @@ class TestARule:
         assert await rule.holds(pool)
 
     async def test_does_not_hold_without_its_line(self, pool: Pool, rule: Rule) -> None:
-        script = load_pool_scripts()[rule.script]
-        assert script.text.count(rule.cut) == 1
-        without = LuaScript.parse(name=script.name, text=script.text.replace(rule.cut, rule.left))
-        pool.queue._scripts[rule.script] = without.bind(pool.redis)
+        rule.take_out(pool)
         assert not await rule.holds(pool)

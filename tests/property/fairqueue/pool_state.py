@@ -52,34 +52,55 @@ def _fields(values: list[bytes | None]) -> dict[str, str]:
     return {name: (value or (b"0" if name in NUMBERS else b"")).decode() for name, value in pairs}
 
 
+LANE_SETS = ("act", "busy", "rest", "b:act", "b:busy", "b:rest")
+
+
+def load_of(packed: bytes) -> tuple[int, ...]:
+    """Interactive and batch requests that run; requests that wait, their tokens and bytes."""
+    sizes = (4, 4, 4, 6, 6)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    pairs = zip(starts, sizes, strict=True)
+    return tuple(int.from_bytes(packed[start : start + size], "little") for start, size in pairs)
+
+
 async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str, Any]:
     prefix = queue.keys.prefix
     pipe = redis.pipeline(transaction=True)
-    for name in ("act", "busy", "rest", "idle", "wakes", "unsettled", "lease", "expiry"):
+    for name in (*LANE_SETS, "idle", "wakes", "unsettled", "lease", "expiry"):
         pipe.zrange(prefix + name, 0, -1, withscores=True)
-    pipe.hgetall(prefix + "meta")
+    for name in ("meta", "warm", "loads"):
+        pipe.hgetall(prefix + name)
     pipe.xrange(prefix + "usage")
     pipe.xrange(prefix + "dead")
     pipe.keys(prefix.replace("[", "\\[") + "tomb:*")
     for rid in rids:
         pipe.hmget(f"{prefix}job:{rid}", JOB_FIELDS)
         pipe.lrange(f"{prefix}out:{rid}", 0, -1)
-    act, busy, rest, idle, wakes, unsettled, lease, expiry, meta, usage, dead, tombs, *jobs = await pipe.execute()
+    replies = await pipe.execute()
+    lanes = [replies[:3], replies[3:6]]
+    idle, wakes, unsettled, lease, expiry, meta, warm, loads, usage, dead, tombs, *jobs = replies[6:]
 
     def numbers(pairs: list[tuple[bytes, float]]) -> dict[str, int]:
         return {name.decode(): int(score) for name, score in pairs}
 
-    homes = [numbers(act), numbers(busy), numbers(rest)]
-    assert sum(map(len, homes)) == len({tenant for home in homes for tenant in home}), "one counter per tenant"
+    def counters(lane: list[Any]) -> dict[str, int]:
+        homes = [numbers(home) for home in lane]
+        assert sum(map(len, homes)) == len({tenant for home in homes for tenant in home}), "one counter per tenant"
+        return homes[0] | homes[1] | homes[2]
+
     figures = {name.decode(): int(value) for name, value in meta.items()}
     return {
-        "v": figures.get("v", 0),
+        "v": [figures.get("v", 0), figures.get("b:v", 0)],
         "seq": figures.get("seq", 0),
-        "pass_v": figures.get("pass_v"),
+        "pass_v": [figures.get("pass_v"), figures.get("b:pass_v")],
+        "lead": figures.get("lead", 0),
+        "warm": {key.decode(): worker.decode() for key, worker in warm.items()},
+        "loads": {tenant.decode(): load_of(packed) for tenant, packed in loads.items()},
         "waiting": len(expiry),
         "waiting_bytes": figures.get("waiting_bytes", 0),
-        "counters": homes[0] | homes[1] | homes[2],
-        "act": [tenant.decode() for tenant, _ in act],
+        "waiting_tokens": figures.get("waiting_tokens", 0),
+        "counters": [counters(lane) for lane in lanes],
+        "act": [[tenant.decode() for tenant, _ in lane[0]] for lane in lanes],
         "idle": numbers(idle),
         "wakes": numbers(wakes),
         "unsettled": numbers(unsettled),

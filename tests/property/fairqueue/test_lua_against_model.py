@@ -21,13 +21,14 @@ from hypothesis.stateful import (
 )
 
 from contracts.errors import DeadlinePassed, QueueFull
-from contracts.jobs import Claim, Ticket, Timings
+from contracts.jobs import Claim, ServiceClass, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue.messages import Final, StepEntry, Wait, without_body
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
+from fairqueue.replies import FULL_TEXT
 from stores.redis import open_redis
 from tests.factories.jobs import make_ticket
 from tests.property.fairqueue.pool_state import read_state
@@ -37,7 +38,10 @@ T = TypeVar("T")
 START_US = 1_800_000_000_000_000
 BOUNDS = QueueBounds(
     queued_total_max=8,
-    queued_bytes_max=4_000,
+    queued_bytes_max=6_000,
+    tenant_bytes_max=4_000,
+    queued_tokens_max=6_000,
+    tenant_tokens_max=3_500,
     lease_ms=5_000,
     holding_margin_ms=2_000,
     lapses_max=2,
@@ -49,9 +53,18 @@ WORKERS = ["w1", "w2"]
 POOLS = itertools.count()
 
 
-def ticket_of(request_id: str, tenant: str, prompt: int, max_tokens: int) -> Ticket:
+def ticket_of(
+    request_id: str, tenant: str, prompt: int, max_tokens: int, *, batch: bool = False, topic: str = ""
+) -> Ticket:
+    """A prompt of 512 tokens or more has a prefix, by its topic."""
     return make_ticket(
-        request_id, tenant_id=tenant, prompt_tokens=prompt, max_tokens=max_tokens, admitted_at_ms=START_US // 1000
+        request_id,
+        tenant_id=tenant,
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        admitted_at_ms=START_US // 1000,
+        service_class=ServiceClass.BATCH if batch else ServiceClass.INTERACTIVE,
+        body=b'{"messages":["%s"]}' % topic.encode(),
     )
 
 
@@ -71,12 +84,18 @@ def final_for(request_id: str) -> Final:
     )
 
 
+def bound_of(error: Exception) -> str:
+    """Which bound was reached: the scripts say it in words, the model by its name."""
+    words = {text: name for name, text in FULL_TEXT.items()}
+    return words.get(str(error), str(error)) if isinstance(error, QueueFull) else ""
+
+
 async def outcome_of(call: Awaitable[T]) -> T | str:
     """The answer, or the name of the error, so that both sides can be compared."""
     try:
         return await call
     except (QueueFull, DeadlinePassed) as error:
-        return type(error).__name__
+        return f"{type(error).__name__} {bound_of(error)}"
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -113,9 +132,13 @@ class PoolMachine(RuleBasedStateMachine):
         prompt=st.sampled_from([0, 10, 700]),
         max_tokens=st.sampled_from([1, 40, 900]),
         weight=st.sampled_from([1_000, 2_000, 333]),
+        batch=st.booleans(),
+        topic=st.sampled_from(["law", "tax"]),
     )
-    def enqueue(self, tenant: str, prompt: int, max_tokens: int, weight: int) -> Ticket:
-        ticket = ticket_of(f"r{next(self.ids):03}", tenant, prompt, max_tokens)
+    def enqueue(
+        self, tenant: str, prompt: int, max_tokens: int, weight: int, *, batch: bool = False, topic: str = ""
+    ) -> Ticket:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, prompt, max_tokens, batch=batch, topic=topic)
         self._enqueue(ticket, "box", 5_000, 600_000, weight, 10)
         return ticket
 
@@ -125,9 +148,13 @@ class PoolMachine(RuleBasedStateMachine):
         deadline_in=st.sampled_from([5_000, 0, -1, 4_000_000]),
         expires_in=st.sampled_from([60_000, 3_000, 0]),
         queued_max=st.sampled_from([10, 3, 0]),
+        batch=st.booleans(),
+        max_tokens=st.sampled_from([10, 2_000, 4_000]),
     )
-    def enqueue_at_the_bounds(self, tenant: str, deadline_in: int, expires_in: int, queued_max: int) -> Ticket:
-        ticket = ticket_of(f"r{next(self.ids):03}", tenant, 10, 10)
+    def enqueue_at_the_bounds(
+        self, tenant: str, deadline_in: int, expires_in: int, queued_max: int, batch: bool, max_tokens: int
+    ) -> Ticket:
+        ticket = ticket_of(f"r{next(self.ids):03}", tenant, 10, max_tokens, batch=batch)
         self._enqueue(ticket, "box", deadline_in, expires_in, 1_000, queued_max)
         return ticket
 
@@ -369,11 +396,15 @@ class PoolMachine(RuleBasedStateMachine):
     def both_sides_are_equal(self) -> None:
         state = self.run(read_state(self.redis, self.queue, list(self.model.jobs)))
         model = self.model
-        assert state["v"] == model.v
+        lanes = [model.lanes[False], model.lanes[True]]
+        assert state["v"] == [lane.v for lane in lanes]
         assert state["seq"] == model.seq
-        assert state["pass_v"] == model.pass_v
-        assert state["counters"] == model.counters
-        assert state["act"] == model.order()
+        assert state["pass_v"] == [lane.pass_v for lane in lanes]
+        assert state["counters"] == [lane.counters for lane in lanes]
+        assert state["act"] == [lane.order() for lane in lanes]
+        assert state["lead"] == model.lead
+        assert state["warm"] == model.warm
+        assert state["loads"] == self._loads()
         assert state["idle"] == model.idle
         assert state["wakes"] == model.wakes
         assert state["unsettled"] == model.unsettled
@@ -381,6 +412,7 @@ class PoolMachine(RuleBasedStateMachine):
         queued = [job for job in model.jobs.values() if job.state == JobState.QUEUED]
         assert state["waiting"] == len(queued)
         assert state["waiting_bytes"] == sum(job.size for job in queued)
+        assert state["waiting_tokens"] == sum(job.need for job in queued)
         assert state["tombs"] == set(model.tombs)
         assert state["dead"] == model.dead
         for rid, job in model.jobs.items():
@@ -409,6 +441,16 @@ class PoolMachine(RuleBasedStateMachine):
             assert state["logs"][rid] == job.log
         running = {rid: job.lease_ms for rid, job in model.jobs.items() if job.state == JobState.RUNNING}
         assert state["lease"] == running
+
+    def _loads(self) -> dict[str, tuple[int, ...]]:
+        """What each tenant has running in either class, and waiting: requests, tokens, bytes."""
+        loads: dict[str, tuple[int, ...]] = {}
+        for job in self.model.jobs.values():
+            queued, running = job.state == JobState.QUEUED, job.state == JobState.RUNNING
+            parts = (running and not job.batch, running and job.batch, queued, job.need * queued, job.size * queued)
+            known = loads.get(job.ticket.tenant_id, (0,) * 5)
+            loads[job.ticket.tenant_id] = tuple(a + int(b) for a, b in zip(known, parts, strict=True))
+        return {tenant: load for tenant, load in loads.items() if any(load[:3])}
 
     @invariant()
     def no_request_ends_twice(self) -> None:

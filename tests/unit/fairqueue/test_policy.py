@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.tokens import TokenCounts
 from fairqueue import policy
-from fairqueue.policy import RateWindow
+from fairqueue.loading import load_pool_scripts
+from fairqueue.policy import Fullness, RateWindow
+from fairqueue.prefix import prefix_key
+from tests.factories.jobs import make_ticket
 
 
 def window(*, into_ms: int = 30_000, requests: int = 0, before: int = 0) -> RateWindow:
@@ -41,20 +46,80 @@ class TestLift:
         assert policy.lifted(12, 9) == 12
 
 
+class TestClasses:
+    def test_lead_by_service_before_the_tenants_weight(self) -> None:
+        assert policy.led(before=500, after=1_500, weight_milli=2_000, batch=False) == 2_000 * policy.BATCH_SHARE
+        assert policy.led(before=0, after=1_500, weight_milli=2_000, batch=True) == -3_000 * policy.INTERACTIVE_SHARE
+
+    def test_keep_debt_and_lose_credit_when_they_begin_to_wait(self) -> None:
+        assert [policy.without_credit(lead, batch=True) for lead in (-5, 5)] == [-5, 0]
+        assert [policy.without_credit(lead, batch=False) for lead in (-5, 5)] == [0, 5]
+
+    def test_have_the_shares_that_the_scripts_have(self) -> None:
+        script = load_pool_scripts()["claim"].text
+        shares = f"{policy.INTERACTIVE_SHARE}, {policy.BATCH_SHARE}"
+        assert f"local INTERACTIVE_SHARE, BATCH_SHARE = {shares}\n" in script
+        assert f"WARM_MAX = {policy.WARM_MAX} " in script
+        assert f"DEPTH = 64, {policy.HEADS_LOOKED_AT}\n" in script
+
+
+class TestPatience:
+    def test_is_what_a_cached_prompt_can_save_and_no_more_than_its_bound(self) -> None:
+        assert policy.patience_ms(prompt_tokens=800, most=250) == 100
+        assert policy.patience_ms(prompt_tokens=80_000, most=250) == 250
+
+
+class TestPrefixKey:
+    LONG = b'"messages":[{"content":"' + b"x" * 3_000
+
+    def key(self, **changes: Any) -> str:
+        values = {"prompt_tokens": 600, "body": b'{"top_p":1,' + self.LONG, **changes}
+        return prefix_key(make_ticket("r1", **values))
+
+    def test_is_the_same_for_the_same_beginning(self) -> None:
+        assert len(self.key()) == 24
+        assert self.key() == self.key(body=b'{"temperature":0.5,' + self.LONG + b"more", prompt_tokens=900)
+
+    def test_differs_by_tenant_and_by_what_the_prompt_begins_with(self) -> None:
+        assert len({self.key(), self.key(cache_salt="other"), self.key(body=b'{"messages":["other"]}')}) == 3
+
+    def test_is_none_where_it_is_not_worth_to_wait_or_not_known(self) -> None:
+        assert self.key(prompt_tokens=511) == self.key(body=b"{}") == ""
+
+
+def full(
+    *, of_tenant: bool = False, leave_first: int = 1, others: int = 0, parts: int = 4, waiting: int = 4
+) -> Fullness:
+    return Fullness(
+        of_tenant=of_tenant, leave_first=leave_first, tenants_waiting=waiting, parts=parts, parts_of_others=others
+    )
+
+
 class TestRetryAfter:
     def test_is_the_time_in_which_one_request_finishes(self) -> None:
-        assert policy.retry_after_ms(window=window(requests=15), tenants_waiting=4, bound="pool") == 2_000
+        assert policy.retry_after_ms(window=window(requests=15), full=full()) == 2_000
+
+    def test_is_that_of_as_many_as_must_leave_first(self) -> None:
+        assert policy.retry_after_ms(window=window(requests=15), full=full(leave_first=3)) == 6_000
 
     def test_waits_for_the_tenants_own_turn_when_its_own_bound_was_reached(self) -> None:
-        assert policy.retry_after_ms(window=window(requests=15), tenants_waiting=4, bound="tenant") == 8_000
+        assert policy.retry_after_ms(window=window(requests=15), full=full(of_tenant=True)) == 8_000
+
+    def test_knows_that_a_class_gets_its_share_only(self) -> None:
+        batch = full(of_tenant=True, parts=1, others=4)
+        assert policy.retry_after_ms(window=window(requests=15), full=batch) == 40_000
 
     def test_is_a_stated_time_when_nothing_has_finished_yet(self) -> None:
-        assert policy.retry_after_ms(window=window(), tenants_waiting=1, bound="pool") == policy.RETRY_AFTER_UNKNOWN_MS
+        assert policy.retry_after_ms(window=window(), full=full()) == policy.RETRY_AFTER_UNKNOWN_MS
+
+    def test_is_none_for_what_never_fits(self) -> None:
+        assert policy.retry_after_ms(window=window(requests=15), full=full(leave_first=0)) is None
 
     @given(st.integers(0, 59_999), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
     def test_stays_within_its_limits(self, into_ms: int, requests: int, before: int, tenants: int) -> None:
         figures = window(into_ms=into_ms, requests=requests, before=before)
-        wait = policy.retry_after_ms(window=figures, tenants_waiting=tenants, bound="tenant")
+        wait = policy.retry_after_ms(window=figures, full=full(of_tenant=True, waiting=tenants))
+        assert wait is not None
         assert policy.RETRY_AFTER_MIN_MS <= wait <= policy.RETRY_AFTER_MAX_MS
 
     def test_uses_the_window_before_for_what_the_current_has_not_seen(self) -> None:

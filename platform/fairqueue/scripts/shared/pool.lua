@@ -1,13 +1,16 @@
 -- pool.lua: functions that every script of the pool shares; put behind each header by fairqueue.loading.
--- KEYS 1 prefix of the slot | 2 act zset waiting tenant->counter | 3 busy zset running tenant->counter | 4 rest zset resting tenant->counter | 5 infl hash tenant->running | 6 meta hash | 7 expiry zset waiting request->ms | 8 lease zset request->ms | 9 unsettled zset request->ms | 10 usage stream | 11 idle zset worker->seq of its last look | 12 wakes zset worker->ms of a wake not yet used | 13 dead stream
+-- KEYS 1 prefix of the slot | 2 act zset waiting tenant->counter | 3 busy zset running tenant->counter | 4 rest zset resting tenant->counter | 5 loads hash tenant->what it has running and waiting | 6 meta hash | 7 expiry zset waiting request->ms | 8 lease zset request->ms | 9 unsettled zset request->ms | 10 usage stream | 11 idle zset worker->seq of its last look | 12 wakes zset worker->ms of a wake not yet used | 13 dead stream
 -- ARGV none
 -- RETURNS nothing; it is a part of other scripts.
 -- ATOMIC: a request leaves a state and enters the next, with its charge, its usage record and its wake, in one script.
 
-local prefix, act, busy, rest, infl, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local prefix, act, busy, rest, loads, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local expiry, lease, unsettled, usage, idle, wakes, dead = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 
 local WINDOW_MS = 60000
+
+-- While requests of both classes wait, a class gets this many parts of the service.
+local INTERACTIVE_SHARE, BATCH_SHARE = 4, 1
 
 -- Lua prints numbers with 14 digits; microseconds and counters have more.
 local function whole(number) return string.format('%.0f', number) end
@@ -28,48 +31,100 @@ local function int(value) return tonumber(value or 0) end
 -- Each waiting request has one place in `expiry`.
 local function waiting() return redis.call('ZCARD', expiry) end
 
-local function virtual_time() return int(redis.call('HGET', meta, 'v')) end
+-- The sets and fields of a service class: each class is a fair queue of its own. `lead`, how far interactive service is
+-- ahead of its share, moves by `parts` for each milli-token of the class.
+local function lane_of(class)
+  if class == 'batch' then
+    return {act = prefix .. 'b:act', busy = prefix .. 'b:busy', rest = prefix .. 'b:rest', ten = prefix .. 'b:ten:',
+      v = 'b:v', pass_v = 'b:pass_v', runs = 2, parts = -INTERACTIVE_SHARE}
+  end
+  return {act = act, busy = busy, rest = rest, ten = prefix .. 'ten:', v = 'v', pass_v = 'pass_v', runs = 1,
+    parts = BATCH_SHARE}
+end
+
+local function virtual_time(lane) return int(redis.call('HGET', meta, lane.v)) end
 
 local function virtual(service, weight) return math.floor(service * 1000 / weight) end
 
+-- What a charge moves `lead` by: service as it was before the tenant's weight, from cumulative amounts.
+local function led(lane, before, after, weight)
+  return lane.parts * (math.floor(after * weight / 1000) - math.floor(before * weight / 1000))
+end
+
+-- A class that begins to wait has earned nothing by idling, and keeps what it owes.
+local function without_credit(lane, lead)
+  if lane.runs == 1 then return math.max(lead, 0) end
+  return math.min(lead, 0)
+end
+
+local function move_lead(by)
+  if by ~= 0 then redis.call('HINCRBY', meta, 'lead', whole(by)) end
+end
+
+-- What a tenant has: interactive and batch requests that run; requests that wait, their tokens and their bytes.
+local LOAD = '<I4I4I4I6I6'
+
+local function load_of(tenant)
+  local packed = redis.call('HGET', loads, tenant)
+  if not packed then return {0, 0, 0, 0, 0} end
+  return {struct.unpack(LOAD, packed)}
+end
+
+local function keep_load(tenant, load)
+  for i = 1, 5 do load[i] = math.max(load[i], 0) end
+  if load[1] + load[2] + load[3] == 0 then
+    redis.call('HDEL', loads, tenant)
+  else
+    redis.call('HSET', loads, tenant, struct.pack(LOAD, load[1], load[2], load[3], load[4], load[5]))
+  end
+end
+
 -- A tenant without a counter is as one that stands at the virtual time.
-local function counter_of(tenant)
-  for _, set in ipairs({act, busy, rest}) do
+local function counter_of(lane, tenant)
+  for _, set in ipairs({lane.act, lane.busy, lane.rest}) do
     local counter = redis.call('ZSCORE', set, tenant)
     if counter then return tonumber(counter), set end
   end
-  return virtual_time(), nil
+  return virtual_time(lane), nil
 end
 
 -- Adds to a tenant's counter and puts it where its work says. One that begins to wait is lifted to the virtual time;
 -- one that neither waits nor runs and has no debt is forgotten.
-local function place(tenant, delta)
-  local counter, from = counter_of(tenant)
-  local v, into = virtual_time(), nil
+local function place(lane, tenant, delta, runs)
+  local counter, from = counter_of(lane, tenant)
+  local v, into = virtual_time(lane), nil
   counter = counter + delta
-  if redis.call('EXISTS', prefix .. 'ten:' .. tenant) == 1 then
-    into = act
-    if from ~= act then counter = math.max(counter, v) end
-  elseif redis.call('HEXISTS', infl, tenant) == 1 then
-    into = busy
+  if redis.call('EXISTS', lane.ten .. tenant) == 1 then
+    into = lane.act
+    if from ~= into then
+      counter = math.max(counter, v)
+      if redis.call('EXISTS', into) == 0 then
+        redis.call('HSET', meta, 'lead', whole(without_credit(lane, int(redis.call('HGET', meta, 'lead')))))
+      end
+    end
+  elseif runs > 0 then
+    into = lane.busy
   elseif counter > v then
-    into = rest
+    into = lane.rest
   end
   if from and from ~= into then redis.call('ZREM', from, tenant) end
   if into then redis.call('ZADD', into, whole(counter), tenant) end
 end
 
--- Adds to the counter of a tenant that runs, and so stands in one of two sets. Returns true when it waits too.
-local function charge(tenant, delta)
-  for _, set in ipairs({act, busy}) do
-    if redis.call('ZADD', set, 'XX', 'INCR', whole(delta), tenant) then return set == act end
+-- Adds to the counter of a tenant that runs, and so stands in one of two sets.
+local function charge(lane, tenant, delta)
+  for _, set in ipairs({lane.act, lane.busy}) do
+    if redis.call('ZADD', set, 'XX', 'INCR', whole(delta), tenant) then return end
   end
-  place(tenant, delta)
+  place(lane, tenant, delta, load_of(tenant)[lane.runs])
 end
 
 -- Wakes one idle worker that has not looked since event `seq`, the newest; those that have looked could not use it.
-local function wake_unseen(now_ms, seq)
-  local worker = redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. whole(seq), 'LIMIT', 0, 1)[1]
+-- The worker that served the request's prefix last comes first, where it is idle.
+local function wake_unseen(now_ms, seq, holder)
+  local seen = holder and redis.call('ZSCORE', idle, holder)
+  local worker = seen and tonumber(seen) < seq and holder
+    or redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. whole(seq), 'LIMIT', 0, 1)[1]
   if not worker then return 0 end
   redis.call('ZREM', idle, worker)
   redis.call('ZADD', wakes, now_ms, worker)
@@ -92,47 +147,61 @@ local function awake(worker)
   return 1
 end
 
-local function join(rid, tenant, seq, expires_ms, bytes)
-  redis.call('ZADD', prefix .. 'ten:' .. tenant, seq, rid)
+-- What each worker served last: prefix -> worker in one hash, and a list of each worker, which bounds it.
+local warm = prefix .. 'warm'
+
+local function forget(worker)
+  local list = prefix .. 'warm:' .. worker
+  for _, key in ipairs(redis.call('ZRANGE', list, 0, -1)) do
+    if redis.call('HGET', warm, key) == worker then redis.call('HDEL', warm, key) end
+  end
+  redis.call('DEL', list)
+end
+
+local function weigh(load, requests, tokens, bytes)
+  load[3], load[4], load[5] = load[3] + requests, load[4] + tokens * requests, load[5] + bytes * requests
+  redis.call('HINCRBY', meta, 'waiting_bytes', bytes * requests + 0)
+  redis.call('HINCRBY', meta, 'waiting_tokens', tokens * requests + 0)
+end
+
+local function join(rid, lane, tenant, seq, expires_ms)
+  redis.call('ZADD', lane.ten .. tenant, seq, rid)
   redis.call('ZADD', expiry, expires_ms, rid)
-  redis.call('HINCRBY', meta, 'waiting_bytes', bytes)
 end
 
-local function part(rid, tenant, bytes)
-  redis.call('ZREM', prefix .. 'ten:' .. tenant, rid)
+local function part(rid, lane, tenant)
+  redis.call('ZREM', lane.ten .. tenant, rid)
   redis.call('ZREM', expiry, rid)
-  redis.call('HINCRBY', meta, 'waiting_bytes', -tonumber(bytes))
 end
 
--- The worker's slot is free. Returns true when the tenant runs something else.
-local function release(rid, tenant, worker, cancel)
+-- The worker's slot is free.
+local function release(rid, worker, cancel)
   redis.call('ZREM', lease, rid)
   redis.call('ZREM', prefix .. 'held:' .. worker, rid)
   if cancel and cancel ~= '' then redis.call('HDEL', prefix .. 'flags:' .. worker, rid) end
-  if redis.call('HINCRBY', infl, tenant, -1) > 0 then return true end
-  redis.call('HDEL', infl, tenant)
-  return false
 end
 
--- Finished work in this window and the one before: {ms into it, requests, tokens, requests before, tokens before}.
+-- Finished work in this window and the one before: {ms into it, requests, tokens, requests before, tokens before},
+-- and `lead`, which is written with it.
 local function window(now_ms)
-  local w = redis.call('HMGET', meta, 'win', 'win_n', 'win_t', 'old_n', 'old_t')
-  local index, into = math.floor(now_ms / WINDOW_MS), now_ms % WINDOW_MS
+  local w = redis.call('HMGET', meta, 'win', 'win_n', 'win_t', 'old_n', 'old_t', 'lead')
+  local index, into, lead = math.floor(now_ms / WINDOW_MS), now_ms % WINDOW_MS, int(w[6])
   local last = tonumber(w[1] or '-2')
-  local n, t = tonumber(w[2] or '0'), tonumber(w[3] or '0')
-  if index == last then return {into, n, t, tonumber(w[4] or '0'), tonumber(w[5] or '0')} end
-  if index == last + 1 then return {into, 0, 0, n, t} end
-  return {into, 0, 0, 0, 0}
+  local n, t = int(w[2]), int(w[3])
+  if index == last then return {into, n, t, int(w[4]), int(w[5]), lead} end
+  if index == last + 1 then return {into, 0, 0, n, t, lead} end
+  return {into, 0, 0, 0, 0, lead}
 end
 
-local function measure(now_ms, tokens)
+local function measure(now_ms, tokens, by)
   local w = window(now_ms)
-  if w[2] > 0 then
-    redis.call('HSET', meta, 'win_n', w[2] + 1, 'win_t', whole(w[3] + tokens))
-  else
-    redis.call('HSET', meta, 'win', math.floor(now_ms / WINDOW_MS), 'win_n', 1, 'win_t', whole(tokens),
-      'old_n', w[4], 'old_t', whole(w[5]))
+  local writes = w[2] > 0 and {'win_n', w[2] + 1, 'win_t', whole(w[3] + tokens)} or {'win', math.floor(now_ms / WINDOW_MS),
+    'win_n', 1, 'win_t', whole(tokens), 'old_n', w[4], 'old_t', whole(w[5])}
+  if by ~= 0 then
+    writes[#writes + 1] = 'lead'
+    writes[#writes + 1] = whole(w[6] + by)
   end
+  redis.call('HSET', meta, unpack(writes))
 end
 
 -- The fields of a usage record, from the job. The stream and the sweep of unsettled requests say the same.
@@ -158,18 +227,21 @@ local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timin
 local function close(rid, now_us, outcome, finish, err, said)
   local job, now_ms = job_key(rid), ms(now_us)
   local state, tenant, worker, spent, paid, bytes, blocking, cancel, prompt, cached, completion, reasoning, delivered,
-    queue_us, since_us, head, attempt = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
+    queue_us, since_us, head, attempt, class, need, weight = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
     'bytes', 'blk', 'cancel', 'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'queue_us', 'since_us', 'head',
-    'attempt'))
+    'attempt', 'class', 'need', 'weight'))
   local known = {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
-  local s, waited, runs = said or known, int(queue_us), nil
+  local s, waited, lane, load = said or known, int(queue_us), lane_of(class), load_of(tenant)
   if state == 'queued' then
-    part(rid, tenant, bytes)
+    part(rid, lane, tenant)
+    weigh(load, -1, int(need), int(bytes))
     waited = waited + math.max(now_us - int(since_us), 0)
   else
-    runs = release(rid, tenant, worker, cancel)
-    measure(now_ms, s[1] + s[3])
+    release(rid, worker, cancel)
+    load[lane.runs] = load[lane.runs] - 1
+    measure(now_ms, s[1] + s[3], led(lane, int(paid), s[9], tonumber(weight)))
   end
+  keep_load(tenant, load)
   local writes = {'state', 'ended', 'outcome', outcome, 'finish', finish, 'error', err, 'billed_at_ms', now_ms,
     'paid', whole(s[9])}
   local function write(name, value)
@@ -188,10 +260,10 @@ local function close(rid, now_us, outcome, finish, err, said)
     'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
     'log_key', s[8])
   redis.call('ZADD', unsettled, now_ms, rid)
-  if not runs then
-    place(tenant, s[9] - int(paid))
+  if state == 'queued' or load[lane.runs] == 0 then
+    place(lane, tenant, s[9] - int(paid), load[lane.runs])
   elseif s[9] ~= int(paid) then
-    charge(tenant, s[9] - int(paid))
+    charge(lane, tenant, s[9] - int(paid))
   end
   if blocking == '1' then changed(now_ms) end
 end
@@ -219,15 +291,16 @@ end
 -- 'back' (handed back, or a claim whose reply was lost) does not. Returns 'ended', 'dead' or 'requeued'.
 local function give_up(rid, now_us, why, lapses_max, deaths_max)
   local job, now_ms = job_key(rid), ms(now_us)
-  local cancel, last_seq, lapses, deaths, worker, tenant, paid, spent, seq, expires_ms, bytes, attempt, losses = unpack(
-    redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent', 'seq',
-    'expires_ms', 'bytes', 'attempt', 'losses'))
+  local cancel, last_seq, lapses, deaths, worker, tenant, paid, spent, seq, expires_ms, bytes, attempt, losses, class, need,
+    weight = unpack(redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent', 'seq',
+    'expires_ms', 'bytes', 'attempt', 'losses', 'class', 'need', 'weight'))
   lapses, deaths = int(lapses), int(deaths)
   if why == 'lapse' then lapses = lapses + 1 end
   if why == 'death' then deaths = deaths + 1 end
   if why ~= 'back' then
     redis.call('HSET', job, 'lapses', lapses, 'deaths', deaths,
       'losses', (losses or '') .. why .. ' ' .. worker .. ' ' .. attempt .. ' ' .. whole(now_ms) .. '\n')
+    forget(worker)
   end
   bill_log(rid)
   if cancel and cancel ~= '' then
@@ -243,19 +316,34 @@ local function give_up(rid, now_us, why, lapses_max, deaths_max)
     close(rid, now_us, 'failed', '', 'dead_letter')
     return 'dead'
   end
-  release(rid, tenant, worker, cancel)
+  local lane, load = lane_of(class), load_of(tenant)
+  release(rid, worker, cancel)
   redis.call('HSET', job, 'state', 'queued', 'fence', '', 'worker', '', 'since_us', whole(now_us),
     'paid', whole(int(spent)))
-  join(rid, tenant, seq, expires_ms, bytes)
-  place(tenant, int(spent) - int(paid))
+  join(rid, lane, tenant, seq, expires_ms)
+  load[lane.runs] = load[lane.runs] - 1
+  weigh(load, 1, int(need), int(bytes))
+  keep_load(tenant, load)
+  move_lead(led(lane, int(paid), int(spent), tonumber(weight)))
+  place(lane, tenant, int(spent) - int(paid), load[lane.runs])
   changed(now_ms)
   return 'requeued'
 end
 
--- Expected requests before this one under fair order, from 1: its own earlier ones, each with a turn of the others.
-local function position(rid, tenant)
-  local rank = redis.call('ZRANK', prefix .. 'ten:' .. tenant, rid)
+-- Expected requests before this one under fair order, from 1: its own earlier ones, each with a turn of the others of
+-- its class, and what the other class gets meanwhile.
+local function place_in_line(lane, all, rank, turn)
+  local before = rank * redis.call('ZCARD', lane.act) + turn
+  local other = lane_of(lane.runs == 1 and 'batch' or '')
+  if redis.call('EXISTS', other.act) == 1 then
+    local shares = {INTERACTIVE_SHARE, BATCH_SHARE}
+    before = before + math.floor(before * shares[other.runs] / shares[lane.runs])
+  end
+  return 1 + math.min(all, before)
+end
+
+local function position(rid, lane, tenant)
+  local rank = redis.call('ZRANK', lane.ten .. tenant, rid)
   if not rank then return 0 end
-  local turn = redis.call('ZRANK', act, tenant) or 0
-  return 1 + math.min(waiting() - 1, rank * redis.call('ZCARD', act) + turn)
+  return place_in_line(lane, waiting() - 1, rank, redis.call('ZRANK', lane.act, tenant) or 0)
 end
