@@ -8,7 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.metering.streams import METER_GROUP, UsageStreams
-from contracts.tenancy import Limit, Scope
+from contracts.errors import BudgetSpent
+from contracts.tenancy import Limit, Metric, Scope
 from contracts.tokens import TokenCounts
 from controlplane.limits_audit import Auditor, Findings
 from fairqueue.keys import PoolKeys
@@ -21,7 +22,7 @@ from tenants.limits.holds import HoldGranted, HoldHint
 from tests.functional.billing.conftest import clickhouse, cost_nano, fields_of, owner, ticket_of, usage
 from tests.functional.billing.test_limits_audit import CAPS, MINUTE_MS, TOKENS
 from tests.functional.billing.test_meter import build
-from tests.functional.tenants.cast import ACME, KEY, NOON, PROJECT, request
+from tests.functional.tenants.cast import ACME, KEY, NOON, PROJECT, limit, request
 
 __all__ = ["clickhouse", "cost_nano", "fields_of", "owner", "ticket_of", "usage"]
 
@@ -180,6 +181,18 @@ class TestAfterALoss:
             ground.wait(1_000)
             await ground.rebuild()
         await ground.stays_true(4)
+
+    async def test_a_refusal_that_came_first_is_the_beginning_too(self, ground: Ground) -> None:
+        """It tells that a budget is spent, and so writes before any hold does."""
+        await ground.whole(1)
+        ground.wait(1_000)
+        await ground.lose()
+        with pytest.raises(BudgetSpent):
+            await ground.limits.hold(request(5, limit(Metric.SPEND_PER_MONTH, 1)))
+        await ground.whole(2)
+        ground.wait(1_000)
+        await ground.rebuild()
+        await ground.stays_true(2)
 
     async def test_leaves_what_is_open_since_held(self, ground: Ground) -> None:
         await ground.whole(1)
