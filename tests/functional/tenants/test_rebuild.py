@@ -207,6 +207,21 @@ class TestAfterALoss:
         await ground.stays_true(2)
 
 
+class TestSlots:
+    async def test_one_that_lasts_counts_in_that_of_its_admission(self, ground: Ground) -> None:
+        await ground.hold(1)
+        ground.wait(6 * MINUTE_MS)
+        await ground.end(1)
+        await ground.settle(1)
+        assert (await ground.check()).drifts == []
+
+    async def test_are_used_again_when_their_time_comes_round(self, ground: Ground) -> None:
+        await ground.whole(1)
+        ground.wait(32 * 5 * MINUTE_MS)
+        await ground.whole(2)
+        assert (await ground.check()).drifts == []
+
+
 class TestSettlementsThatComeLate:
     @pytest.mark.parametrize("since", [(), (9,)], ids=["quiet", "others since"])
     async def test_one_that_comes_again_after_the_rebuild_is_not_counted_again(
