@@ -119,7 +119,7 @@ def state_of(request_id: str, status: int, document: Mapping[str, Any]) -> State
 
 def read_left(url: str) -> Left:
     """What is in Valkey that should go once all is settled. Raises RedisError."""
-    redis: Redis = Redis.from_url(url, socket_timeout=STORE_SECONDS, decode_responses=True)
+    redis: Any = Redis.from_url(url, socket_timeout=STORE_SECONDS, decode_responses=True)  # its types know bytes only
     try:
         holds: list[str] = []
         held: list[str] = []
@@ -142,6 +142,6 @@ def read_left(url: str) -> Left:
         redis.close()
 
 
-def _pending(redis: Redis, stream: str) -> int:
-    groups: Any = redis.xinfo_groups(stream)
+def _pending(redis: Any, stream: str) -> int:
+    groups = redis.xinfo_groups(stream)
     return sum(int(group["pending"]) + int(group["lag"] or 0) for group in groups)

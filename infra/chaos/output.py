@@ -52,7 +52,8 @@ def print_result(results: Sequence[Result], *, console: Console) -> None:
         for line in result.evidence:
             console.print(f"  {escape(line)}", soft_wrap=True)
         if result.violations:
-            console.print(f"  again: manage.py chaos --rounds 1 --seed {result.plan.seed}")
+            calls = len(result.plan.calls)
+            console.print(f"  again: manage.py chaos --rounds 1 --seed {result.plan.seed} --calls {calls}")
 
 
 def json_line(results: Sequence[Result], *, seed: int, engine: str) -> str:
