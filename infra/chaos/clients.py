@@ -25,6 +25,7 @@ PATIENCE_SECONDS = 90.0  # without a byte; the platform's heartbeats come every 
 TRIES_MAX = 120
 AGAIN_SECONDS = 0.5
 WORDS = ("water", "gate", "river", "stone", "mill", "field", "stream", "weir", "keeper", "snow", "spring", "fish")
+_AGAIN = (409, 429, 500, 503)  # asked again; a 502 is how a request ended
 _STREAMED = "text/event-stream"
 
 
@@ -93,11 +94,10 @@ class Client:
     async def _until_answered(self, asked: Asked, call: Call) -> None:
         for number in range(TRIES_MAX):
             connection = await self._post(asked, call, move=number)
-            final = connection.end == "done" or (connection.end == "error" and connection.status < 500)
-            if connection.end == "late" or (final and connection.status not in (409, 429)):
+            if connection.end in ("done", "late"):
                 return
-            if connection.status == 200 and connection.end == "error":
-                return  # the request ended in failure: every repeat is told the same
+            if connection.end == "error" and connection.status not in _AGAIN:
+                return  # it was refused, or it ended in failure: every repeat is told the same
             await asyncio.sleep(AGAIN_SECONDS)
         call.unanswered = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.bench.instance import InstanceFailed
@@ -28,42 +28,56 @@ async def run_chaos(
     progressed: Callable[[], None] = lambda: None,
     keep_logs: Path | None = None,
 ) -> list[Result]:
-    """All rounds; it goes on after a broken one. Raises InstanceFailed when the platform cannot be started."""
-    try:
-        async with installed(engine=engine, pace=PACE) as installation, asyncio.TaskGroup() as group:
-            keeper = group.create_task(installation.keep())
-            results = await _rounds(installation, rounds, seed, count, told, progressed)
-            if keep_logs is not None and any(result.violations for result in results):
-                shutil.copytree(installation.instance.home / "logs", keep_logs, dirs_exist_ok=True)
-            keeper.cancel()
-    except* InstanceFailed as failed:
-        raise InstanceFailed(str(failed.exceptions[0])) from None
+    """All rounds; it goes on after a broken one, with another platform where one did not come back.
+
+    Raises InstanceFailed when a platform cannot be started at all.
+    """
+    results: list[Result] = []
+
+    def note(result: Result) -> None:
+        results.append(result)
+        told(len(results), result)
+
+    while len(results) < rounds:
+        try:
+            async with installed(engine=engine, pace=PACE) as installation, asyncio.TaskGroup() as group:
+                keeper = group.create_task(installation.keep())
+                before = len(results)
+                numbers = range(before, rounds)
+                await _rounds(
+                    installation, [seed_of_round(seed=seed, number=item) for item in numbers], count, note, progressed
+                )
+                if keep_logs is not None and any(result.violations for result in results[before:]):
+                    shutil.copytree(installation.instance.home / "logs", keep_logs / f"from-round-{before + 1}")
+                keeper.cancel()
+        except* InstanceFailed as failed:
+            raise InstanceFailed(str(failed.exceptions[0])) from None
     return results
 
 
 async def _rounds(
-    installation: Installation, rounds: int, seed: int, count: int, told: Told, progressed: Callable[[], None]
-) -> list[Result]:
+    installation: Installation,
+    seeds: Sequence[int],
+    count: int,
+    note: Callable[[Result], None],
+    progressed: Callable[[], None],
+) -> None:
+    """Rounds until the last, or until the platform does not come back from one."""
     settings = installation.settings
     known = installation.engine == "simulated"
     spell = make_spell(model_dir=Path(settings["WEIR_MODEL_DIR"])) if known else None
     judge = Rounds(installation, model=settings["WEIR_MODEL"], spell=spell)
-    results: list[Result] = []
     try:
         await judge.open()
-        for number in range(rounds):
-            own = seed_of_round(seed=seed, number=number)
+        for own in seeds:
             plan = plan_round(seed=own, count=count, tenants=sorted(installation.keys))
             try:
-                result = await judge.run(plan, ended=progressed)
+                note(await judge.run(plan, ended=progressed))
             except InstanceFailed as failed:
                 violation = Violation("comes back", "", str(failed)[:4_000])
                 tails = installation.instance.log_tails(lines=20).splitlines()
-                results.append(Result(plan=plan, violations=[violation], evidence=tails))
-                told(number + 1, results[-1])
-                return results
-            results.append(result)
-            told(number + 1, result)
+                hit = [f"{fault.name}: planned" for fault in plan.faults]
+                note(Result(plan=plan, hit=hit, violations=[violation], evidence=tails))
+                return
     finally:
         await judge.aclose()
-    return results
