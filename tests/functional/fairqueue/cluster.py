@@ -1,7 +1,7 @@
 """A real cluster of three Valkey nodes for the tests of the queue, from the server that local mode starts.
 
-Called by the conftest beside it. A pool has one slot, so a client of the node that owns the slot meets the whole pool;
-the nodes refuse a script that touches a key of another slot.
+Called by the conftests of the rooms whose suites run on it. The nodes refuse a script that touches a key of another
+slot, and send a client that asks the wrong one to the right one.
 """
 
 from __future__ import annotations
@@ -65,6 +65,20 @@ class Cluster:
         slot = key_slot(key.encode())
         number = next(n for n in range(NODES) if slot <= self._range(n)[1])
         return stores.valkey_url(port=self._ports[number], password=None)
+
+    def urls_without(self, key: str) -> list[str]:
+        """The nodes that do not own the slot of `key`."""
+        every = [stores.valkey_url(port=port, password=None) for port in self._ports]
+        return [url for url in every if url != self.url_of(key)]
+
+    def empty(self) -> None:
+        for port in self._ports:
+            with Redis(port=port) as client:
+                client.flushall()
+
+    def node(self, url: str) -> Redis:
+        """A blocking client of one node, for what an operator does to it."""
+        return Redis.from_url(url)
 
     @staticmethod
     def _range(number: int) -> tuple[int, int]:

@@ -158,10 +158,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(params=["one server", "cluster"])
 def pool_url(request: pytest.FixtureRequest) -> str:
-    """One server, and the node of a cluster that owns the pool's slot."""
+    """One server, and a node of a cluster that has not the pool's slot: the client must find it."""
     if request.param == "cluster":
         nodes: Cluster = request.getfixturevalue("cluster")
-        return nodes.url_of(PoolKeys("pool").prefix)
+        nodes.empty()
+        return nodes.urls_without(PoolKeys("pool").prefix)[0]
     return str(request.getfixturevalue("valkey_url"))
 
 
