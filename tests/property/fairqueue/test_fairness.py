@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.jobs import Claim, Ticket, Timings
+from contracts.jobs import Claim, ServiceClass, Ticket, Timings
 from contracts.outcomes import Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
@@ -41,6 +41,7 @@ class Shape:
     weight: int
     prompt: int
     output: int
+    batch: bool = False
 
 
 class ModelPool:
@@ -226,6 +227,7 @@ def ticket_of(request_id: str, tenant: str, shape: Shape) -> Ticket:
         prompt_tokens=shape.prompt,
         max_tokens=shape.output,
         admitted_at_ms=START_US // 1000,
+        service_class=ServiceClass.BATCH if shape.batch else ServiceClass.INTERACTIVE,
     )
 
 
