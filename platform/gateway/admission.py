@@ -232,10 +232,7 @@ class Admission:
 
     async def _reload(self, caller: Caller) -> TenantContext:
         context = await self._services.resolver.reload(caller.bearer)
-        epochs = await self._services.epochs.load(tenant_id=context.tenant_id)
-        await self._services.limits.set_epochs(
-            tenant_id=context.tenant_id, keys=epochs.keys, tenant_epoch=epochs.tenant
-        )
+        await self._services.refresh_epochs(context.tenant_id)
         return context
 
     async def _hold_again(self, caller: Caller, grown: Draft, held: _Held) -> tuple[Draft, HoldGranted]:

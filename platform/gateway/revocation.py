@@ -3,14 +3,15 @@
 The hold script alone decides who gets in; this is about what got in before. A message on `w:revoked` makes the gateway
 forget the tenant's cached contexts, end its own answers with an error, and cancel their requests in the pools; one
 gateway also cancels what nobody reads. Invariants: a lost message, a lost connection or a restarted Redis only delays
-this: at each subscription, and every `RECHECK_SECONDS`, the epochs of all keys with open answers are looked at; what
-was released before the cut is billed, once, by the request's end.
+this: at each subscription the epochs of tenants with open answers are read from PostgreSQL, every `RECHECK_SECONDS`
+those in Redis are looked at, and while nothing is heard each request reads its key anew; what was released
+before the cut is billed, once, by the request's end.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,7 @@ CUT_SECONDS = 0.5
 CANCEL_TRIES = 3
 CANCELS_AT_ONCE = 32
 NEWS_MAX = 10_000
+_FOUND = b"found"  # no message: this gateway hears again, for the first time or after a loss
 AGAIN_SECONDS = 0.5
 SWEPT_MS = 10_000  # one gateway sweeps for a message; its repetition later is swept again
 
@@ -85,6 +87,7 @@ class Revocations:
     limits: Limits
     queue_of: Callable[[str], FairQueue]
     resolver: Resolver
+    refresh_epochs: Callable[[str], Awaitable[None]]  # of a tenant, in Redis from PostgreSQL
     running: Running
     subscribed: asyncio.Event = field(default_factory=asyncio.Event)
     _news: "asyncio.Queue[bytes | None]" = field(default_factory=lambda: asyncio.Queue(NEWS_MAX))
@@ -96,16 +99,22 @@ class Revocations:
             await self.listen(
                 channel=REVOKED_CHANNEL,
                 on_subscribed=self._found,
-                on_lost=self.subscribed.clear,
+                on_lost=self._lost,
                 on_message=self._note,
             )
 
     def _found(self) -> None:
-        self._note(None)
+        """Messages were missed, maybe with the epochs that they told of: what Redis lost, PostgreSQL has."""
+        self.resolver.hear_news()
+        self._note(_FOUND)
         self.subscribed.set()
 
-    def _note(self, message: bytes | None) -> None:
-        """None: messages may be missing. More than can wait are found by the next look at all keys."""
+    def _lost(self) -> None:
+        self.resolver.lose_news()
+        self.subscribed.clear()
+
+    def _note(self, message: bytes) -> None:
+        """More than can wait are found by the next look at all keys."""
         try:
             self._news.put_nowait(message)
         except asyncio.QueueFull:
@@ -122,12 +131,20 @@ class Revocations:
             try:
                 if message is None:
                     await self._recheck()
+                elif message is _FOUND:
+                    await self._refresh()
+                    await self._recheck()
                 else:
                     await self._take(message)
             except (RedisError, OSError, TimeoutError, Unavailable) as error:
                 log.warning("a revocation waits for the stores (%s)", type(error).__name__)
                 await asyncio.sleep(AGAIN_SECONDS)
-                self._note(message)
+                self._note(message or _FOUND)
+
+    async def _refresh(self) -> None:
+        """The epochs of every tenant with an open answer here. One that cannot be read now is read again later."""
+        for tenant_id in self.running.keys_by_tenant():
+            await self.refresh_epochs(tenant_id)
 
     async def _take(self, data: bytes) -> None:
         try:

@@ -192,8 +192,14 @@ class GatewayServices:
             limits=self.limits,
             queue_of=self.queue_of,
             resolver=self.resolver,
+            refresh_epochs=self.refresh_epochs,
             running=self.running,
         )
+
+    async def refresh_epochs(self, tenant_id: str) -> None:
+        """Puts into Redis what PostgreSQL says of a tenant's keys. Raises contracts.errors.Unavailable, RedisError."""
+        epochs = await self.epochs.load(tenant_id=tenant_id)
+        await self.limits.set_epochs(tenant_id=tenant_id, keys=epochs.keys, tenant_epoch=epochs.tenant)
 
 
 async def _cancelled(loops: Sequence[asyncio.Task[Any]]) -> None:

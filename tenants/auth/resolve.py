@@ -67,6 +67,7 @@ class Resolver:
         self._gate = asyncio.Semaphore(LOADS_AT_ONCE_MAX)
         self._sequence = 0
         self._forgets = 0
+        self._deaf = False
 
     async def resolve(self, bearer: str) -> TenantContext:
         """The context of a key. Raises AuthFailed, PermissionDenied (tenant suspended), Unavailable."""
@@ -94,6 +95,22 @@ class Resolver:
         """Drop what is cached of a tenant's keys: called for each `Revocation` message."""
         self._drop([name for name, entry in self._entries.items() if entry.context.tenant_id == tenant_id])
 
+    def lose_news(self) -> None:
+        """No news of revocations arrives: from here on a key is read for each request, unless PostgreSQL is away."""
+        self._deaf = True
+
+    def hear_news(self) -> None:
+        """News arrives again, and some may have been missed: each key is read once more before it serves.
+
+        With PostgreSQL away they go on as before, up to `STALE_SECONDS` less `PATIENT_SECONDS`.
+        """
+        self._deaf = False
+        self._forgets += 1
+        long_ago = self._clock.monotonic() - PATIENT_SECONDS
+        for entry in self._entries.values():
+            entry.loaded_at = min(entry.loaded_at, long_ago)
+            entry.again_at = 0.0
+
     def _unexpired(self, context: TenantContext) -> TenantContext:
         """A key ends at its time, whatever is cached and whether PostgreSQL is there or not."""
         if context.expires_at_ms is not None and self._clock.now_ms() >= context.expires_at_ms:
@@ -102,6 +119,8 @@ class Resolver:
 
     def _serves(self, entry: _Entry, *, being_loaded: bool) -> bool:
         now = self._clock.monotonic()
+        if self._deaf:
+            return now < entry.again_at
         age = now - entry.loaded_at
         return age < FRESH_SECONDS or (age < PATIENT_SECONDS and being_loaded) or now < entry.again_at
 

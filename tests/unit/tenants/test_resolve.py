@@ -228,6 +228,33 @@ class TestReload:
             await stage.resolver.resolve(stage.key)
 
 
+class TestNews:
+    async def test_that_were_missed_are_found_out_before_a_key_serves_again(self, stage: Stage) -> None:
+        await stage.resolver.resolve(stage.key)
+        stage.set(None)
+        stage.resolver.hear_news()
+        with pytest.raises(AuthFailed):
+            await stage.resolver.resolve(stage.key)
+
+    async def test_that_do_not_arrive_cost_a_look_up_for_each_request(self, stage: Stage) -> None:
+        await stage.resolver.resolve(stage.key)
+        stage.resolver.lose_news()
+        for asked in (2, 3):
+            await stage.resolver.resolve(stage.key)
+            assert stage.database.asked == asked
+        stage.set(None)
+        with pytest.raises(AuthFailed):
+            await stage.resolver.resolve(stage.key)
+
+    async def test_leave_warm_keys_serving_while_the_database_is_away_too(self, stage: Stage) -> None:
+        await stage.resolver.resolve(stage.key)
+        stage.database.away = True
+        stage.resolver.lose_news()
+        assert await stage.resolver.resolve(stage.key) == ACME
+        stage.resolver.hear_news()
+        assert await stage.resolver.resolve(stage.key) == ACME
+
+
 class TestForget:
     async def test_drops_a_key_or_a_whole_tenant(self, stage: Stage) -> None:
         await stage.resolver.resolve(stage.key)
