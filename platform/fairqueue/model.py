@@ -143,12 +143,29 @@ class PoolModel(PoolState):
                     left = True
                     continue
                 if look.fits_all or job.need <= look.free_kv:
-                    look.chosen = rid
+                    look.chosen = self._warmer(rid, look, lane.order()[index : index + policy.NEIGHBOURS], least)
                     return
                 if not self._may_pass(job, lane, look):
                     look.stopped = "blocked"
                     return
                 break
+
+    def _warmer(self, found: str, look: Look, neighbours: list[str], least: int) -> str:
+        """What this worker has the prefix of, among the next tenants within a quantum of the least served."""
+        batch = self.jobs[found].batch
+        if look.worker not in self.warm_of or self._holds(look, self.jobs[found]):
+            return found
+        for tenant in neighbours:
+            if self.lanes[batch].counters[tenant] > least + self.quantum:
+                break
+            job = self.jobs[self.queue_of(tenant, batch=batch)[0]]
+            fits = look.fits_all or job.need <= look.free_kv
+            if self._holds(look, job) and fits and job.expires_ms > look.now_us // 1000:
+                return job.ticket.request_id
+        return found
+
+    def _holds(self, look: Look, job: Job) -> bool:
+        return self.warm.get(job.prefix) == look.worker
 
     def _left_to_another(self, job: Job, look: Look) -> bool:
         over = job.since_us + self._patience_us(job)

@@ -22,6 +22,7 @@ TENANTS_LOOKED_AT = 16  # heads that one claim looks at, at most
 INTERACTIVE_SHARE = 4  # while requests of both classes wait: four parts of the service,
 BATCH_SHARE = 1  # and one
 HEADS_LOOKED_AT = 4  # requests of one tenant that a claim looks at, where the first are left to other workers
+NEIGHBOURS = 4  # heads of other tenants that a claim looks at for a prefix of its worker
 WARM_MAX = 256  # prefixes that are remembered of one worker
 PREFILL_TOKENS_PER_S = 8_000  # what a prompt saves where its prefix is cached, at most; only bounds the patience
 WINDOW_MS = 60_000  # window of the measured service rate

@@ -9,7 +9,7 @@ local now_ms = ms(now)
 local worker, nonce, free_kv, free_slots = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local quantum, looked_at = tonumber(ARGV[7]), tonumber(ARGV[8])
 local held, receipt = prefix .. 'held:' .. worker, prefix .. 'claim:' .. nonce
-local EXPIRED_MAX, DEPTH = 64, 4
+local EXPIRED_MAX, DEPTH, NEIGHBOURS = 64, 4, 4
 local WARM_MAX = 256 -- prefixes that are remembered of one worker
 
 -- For a nonce that claimed before: the same request, as it is now.
@@ -48,6 +48,25 @@ local function left_to_another(key, patience_ms, since_us)
   return true
 end
 
+-- The head of one of the next tenants whose prefix this worker served last, within a quantum of the least served; else
+-- what fair order gives. So the prefix is found in the cache, and the service leans by no more than the quantum.
+local function warmer(lane, index, least, found, key)
+  if redis.call('EXISTS', prefix .. 'warm:' .. worker) == 0 then return found end
+  if key and redis.call('HGET', warm, key) == worker then return found end
+  local rows = redis.call('ZRANGE', lane.act, index, index + NEIGHBOURS - 1, 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    local counter = tonumber(rows[i + 1])
+    if counter > least + quantum then return found end
+    local rids = redis.call('ZRANGE', lane.ten .. rows[i], 0, 1)
+    local expires_ms, need, its = unpack(redis.call('HMGET', job_key(rids[1]), 'expires_ms', 'need', 'prefix'))
+    if its and redis.call('HGET', warm, its) == worker and tonumber(expires_ms) > now_ms
+      and (tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0) then
+      return {rid = rids[1], tenant = rows[i], counter = counter, last = not rids[2], lane = lane}
+    end
+  end
+  return found
+end
+
 -- The first request in fair order that fits and is not left to another worker, looking past what is left by no more
 -- than a quantum and a few requests of each tenant. A head that does not fit is passed at most once per quantum of
 -- virtual time. A worker that holds nothing takes any head, however large: else what fits no worker would wait for ever.
@@ -73,7 +92,8 @@ local function look(lane)
       elseif left_to_another(key, patience_ms, since_us) then
         left = true -- the next of the tenant may be taken
       elseif tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0 then
-        return {rid = rid, tenant = tenant, counter = counter, last = not rids[2], lane = lane}
+        local found = {rid = rid, tenant = tenant, counter = counter, last = not rids[2], lane = lane}
+        return warmer(lane, index, least, found, key)
       else
         v = v or virtual_time(lane)
         redis.call('HSET', job_key(rid), 'blk', 1)

@@ -234,6 +234,29 @@ async def fair_order_leans_no_further_than_a_quantum(pool: Pool) -> bool:
     return isinstance(await pool.look(worker="cold"), Wait)
 
 
+async def worker_takes_what_it_holds_the_prefix_of(pool: Pool) -> bool:
+    return await _second_tenants_claim(pool, prompt_tokens=800) == "warm"
+
+
+async def warm_request_is_taken_within_a_quantum_only(pool: Pool) -> bool:
+    return await _second_tenants_claim(pool, prompt_tokens=5_000) == "first"
+
+
+async def warm_request_that_does_not_fit_is_not_taken(pool: Pool) -> bool:
+    await pool.enqueue("runs", tenant_id="zero")
+    await pool.claim()
+    return await _second_tenants_claim(pool, prompt_tokens=800, free_kv=500) == "first"
+
+
+async def _second_tenants_claim(pool: Pool, *, prompt_tokens: int, free_kv: int = 10**6) -> str:
+    """What a worker claims that served a tenant before, of it and of one that got nothing yet."""
+    await pool.enqueue("r1", **{**TOPIC, "prompt_tokens": prompt_tokens})
+    await pool.enqueue("warm", **TOPIC)
+    await pool.claim(free_kv=10**6)
+    await pool.enqueue("first", tenant_id="other")
+    return (await pool.claim(free_kv=free_kv)).ticket.request_id
+
+
 async def index_is_bounded(pool: Pool) -> bool:
     for number in range(WARM_MAX + 2):
         await _serve(pool, f"r{number}", worker="warm", body=b'{"messages":["topic %d"]}' % number)
@@ -302,6 +325,19 @@ RULES = (
         fair_order_leans_no_further_than_a_quantum,
         "claim",
         "if left and counter > least + quantum then return nil end",
+    ),
+    Rule(
+        worker_takes_what_it_holds_the_prefix_of,
+        "claim",
+        "return warmer(lane, index, least, found, key)",
+        "return found",
+    ),
+    Rule(warm_request_is_taken_within_a_quantum_only, "claim", "if counter > least + quantum then return found end"),
+    Rule(
+        warm_request_that_does_not_fit_is_not_taken,
+        "claim",
+        "and (tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0) then\n      return",
+        "then return",
     ),
     Rule(
         index_is_bounded, "claim", "if redis.call('ZCARD', list) <= WARM_MAX then return end", "if true then return end"

@@ -1,4 +1,4 @@
-"""Two classes share a pool by reserved parts, tenants stay fair within each, and work is left to warm workers for a while.
+"""Two classes share a pool by parts, tenants stay fair within each, and work is left to warm workers for a while.
 
 On the model, with random loads. Bounds as in test_fairness, with a class in the place of a tenant and its part of the
 service in the place of a weight.

@@ -212,7 +212,7 @@ class Simulation:
         return abs(virtual[0] - virtual[1])
 
     def bound(self, *, quantum: int = 0) -> int:
-        """Nothing leans within a quantum yet unless a head does not fit, so most tests hold the bound without it."""
+        """No prompt here has a prefix and all fit, so nothing leans within a quantum: the bound holds without it."""
         lightest = min(shape.weight for shape in self.shapes.values())
         prompts = max(shape.prompt for shape in self.shapes.values()) * policy.INPUT_MILLI
         outputs = self.slots * max(shape.output for shape in self.shapes.values()) * policy.OUTPUT_MILLI
@@ -227,6 +227,7 @@ def ticket_of(request_id: str, tenant: str, shape: Shape) -> Ticket:
         prompt_tokens=shape.prompt,
         max_tokens=shape.output,
         admitted_at_ms=START_US // 1000,
+        body=b"{}",
         service_class=ServiceClass.BATCH if shape.batch else ServiceClass.INTERACTIVE,
     )
 

@@ -60,7 +60,7 @@ class TestClasses:
         shares = f"{policy.INTERACTIVE_SHARE}, {policy.BATCH_SHARE}"
         assert f"local INTERACTIVE_SHARE, BATCH_SHARE = {shares}\n" in script
         assert f"WARM_MAX = {policy.WARM_MAX} " in script
-        assert f"DEPTH = 64, {policy.HEADS_LOOKED_AT}\n" in script
+        assert f"DEPTH, NEIGHBOURS = 64, {policy.HEADS_LOOKED_AT}, {policy.NEIGHBOURS}\n" in script
 
 
 class TestPatience:
