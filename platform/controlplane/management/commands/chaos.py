@@ -7,6 +7,7 @@ the seed of the round is printed, and `--rounds 1 --seed THAT` draws the same ca
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -41,6 +42,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         engine = "vllm" if options["real"] else "simulated"
         console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
+        # A shell leaves SIGINT ignored in the background, and SIGTERM would leave a platform behind: both stop it whole.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.default_int_handler)
         rounds, calls = int(options["rounds"]), int(options["calls"])
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         try:
