@@ -46,7 +46,13 @@ FRAME = b"f" * 120
 FRAMES_A_TICK = 4
 BODY = b"b" * 400
 CALL_SECONDS = 30.0
-BOUNDS = QueueBounds(queued_total_max=10**6, queued_bytes_max=2**40)
+BOUNDS = QueueBounds(
+    queued_total_max=10**6,
+    queued_bytes_max=2**40,
+    queued_tokens_max=2**40,
+    tenant_bytes_max=2**40,
+    tenant_tokens_max=2**40,
+)
 _MAILBOX = "w:mb:bench"
 _PRICE = PriceCard(card_id="bench", currency="EUR", input_nano=1, cached_nano=1, output_nano=1)
 
