@@ -31,6 +31,7 @@ from fairqueue.queue import FairQueue, QueueBounds
 from fairqueue.replies import FULL_TEXT
 from stores.redis import open_redis
 from tests.factories.jobs import make_ticket
+from tests.functional.fairqueue.cluster import Cluster
 from tests.property.fairqueue.pool_state import read_state
 
 T = TypeVar("T")
@@ -459,19 +460,27 @@ class PoolMachine(RuleBasedStateMachine):
         assert ended == set(self.model.usage)
 
 
+def drive_both(url: str, *, examples: int) -> None:
+    with asyncio.Runner() as runner:
+        redis = open_redis(url)
+        try:
+            run_state_machine_as_test(
+                lambda: PoolMachine(runner, redis),
+                settings=settings(
+                    max_examples=examples,
+                    stateful_step_count=40,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(redis.aclose(close_connection_pool=True))
+
+
 class TestScripts:
     def test_do_what_the_model_does_under_any_order_of_calls(self, valkey_url: str) -> None:
-        with asyncio.Runner() as runner:
-            redis = open_redis(valkey_url)
-            try:
-                run_state_machine_as_test(
-                    lambda: PoolMachine(runner, redis),
-                    settings=settings(
-                        max_examples=25,
-                        stateful_step_count=40,
-                        deadline=None,
-                        suppress_health_check=list(HealthCheck),
-                    ),
-                )
-            finally:
-                runner.run(redis.aclose(close_connection_pool=True))
+        drive_both(valkey_url, examples=25)
+
+    def test_do_so_on_a_cluster_whose_pools_are_on_any_node(self, cluster: Cluster) -> None:
+        cluster.empty()
+        drive_both(cluster.url_of("any"), examples=10)
