@@ -54,8 +54,10 @@ class Command(BaseCommand):
                 def told(number: int, result: Result) -> None:
                     broken = f", {len(result.violations)} broken" if result.violations else ""
                     progress.update(task, description=f"round {number} of {rounds}{broken}", completed=number * calls)
-                    if not console.is_terminal:
+                    if not console.is_terminal or result.violations:
                         console.print(f"round {number}: seed {result.plan.seed}: {'; '.join(result.hit)}{broken}")
+                    for violation in result.violations:  # at once: a long run may be ended before its table
+                        console.print(f"  {violation}"[:2_000], markup=False)
 
                 results = asyncio.run(
                     run_chaos(
