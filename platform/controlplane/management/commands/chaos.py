@@ -42,7 +42,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         engine = "vllm" if options["real"] else "simulated"
         console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
-        # A shell leaves SIGINT ignored in the background, and SIGTERM would leave a platform behind: both stop it whole.
+        # A background job begins with SIGINT ignored, and SIGTERM would leave a platform behind: both stop it whole.
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.default_int_handler)
         rounds, calls = int(options["rounds"]), int(options["calls"])
