@@ -160,6 +160,17 @@ class TestDeliveredIsBilled:
     def test_takes_the_beginning_where_the_end_was_not_seen(self) -> None:
         assert invariants.delivered_is_billed([call(connection(text="ab", end="cut"))], BOOKS, spell=spell) == []
 
+    def test_takes_a_part_of_the_next_token_and_no_more(self) -> None:
+        row = replace(ROW, outcome="failed", tokens=Tokens(10, 0, 1), delivered=1)
+
+        def pairs(said: str, tokens: int) -> str:
+            return (said * tokens)[: 2 * tokens]
+
+        books = replace(BOOKS, rows=(row,))
+        part, more = (call(connection(text=text, end="error")) for text in ("abc", "abcab"))
+        assert invariants.delivered_is_billed([part], books, spell=pairs) == []
+        assert rules(invariants.delivered_is_billed([more], books, spell=pairs)) == {"text"}
+
 
 class TestStreamsAreWhole:
     @pytest.mark.parametrize(
