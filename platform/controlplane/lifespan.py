@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +46,8 @@ class Lifespan:
                 stopping.set()
         except ExceptionGroup as failures:
             log.exception("the gateway's services failed")
+            if started.is_set():  # uvicorn would serve on without them: end, and be started anew
+                signal.raise_signal(signal.SIGTERM)
             ended = "lifespan.shutdown.failed" if started.is_set() else "lifespan.startup.failed"
             await send({"type": ended, "message": str(failures.exceptions[0])})
         else:

@@ -105,6 +105,8 @@ class Subscriber:
         while not line.lost.done():
             line.heard = False
             await asyncio.wait({line.lost}, timeout=SILENCE_PING_SECONDS)
+            if line.lost.done():
+                return  # uvloop raises RuntimeError for a write to what is closed
             silent = 0.0 if line.heard else silent + SILENCE_PING_SECONDS
             if silent >= SILENCE_DEAD_SECONDS:
                 raise RedisTimeoutError("the subscription does not answer")

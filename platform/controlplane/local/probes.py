@@ -113,11 +113,15 @@ def worker(*, redis_url: str, worker_id: str) -> Probe:
     key = worker_key(worker_id)
 
     async def probe() -> None:
+        from redis.exceptions import RedisError
+
         from stores.redis import open_redis
 
         client = open_redis(redis_url, connections_max=1)
         try:
             beat = await client.get(key)
+        except RedisError as error:
+            raise NotReady(f"its store does not answer: {type(error).__name__}") from error
         finally:
             await client.aclose(close_connection_pool=True)
         if beat is None:

@@ -23,6 +23,8 @@ SLOW_LOOK_SECONDS = 0.5
 COMPARED_FRAMES = 16
 LOOK_BEATS = 3
 LOG_READ_SECONDS = 6.0
+LOG_AWAY_SECONDS = 15.0  # a store that restarts on its append-only file is back before that
+LOG_AGAIN_SECONDS = 0.2
 
 
 class StreamDiverged(WorkerLost):
@@ -143,11 +145,20 @@ class Relay:
             return
 
     async def _read(self, *, after_seq: int, limit: int) -> LogSlice:
-        try:
-            async with asyncio.timeout(LOG_READ_SECONDS):
-                piece = await self._queue.read_log(request_id=self._inbox.request_id, after_seq=after_seq, limit=limit)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise WorkerLost("the request's log cannot be read now; ask for its events again") from error
+        """A Redis that restarts is waited for: the request runs on meanwhile, and what it makes is in the log."""
+        now = asyncio.get_running_loop().time
+        until = now() + LOG_AWAY_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(LOG_READ_SECONDS):
+                    piece = await self._queue.read_log(
+                        request_id=self._inbox.request_id, after_seq=after_seq, limit=limit
+                    )
+                break
+            except (RedisError, OSError, TimeoutError) as error:
+                if now() >= until:
+                    raise WorkerLost("the request's log cannot be read now; ask for its events again") from error
+            await asyncio.sleep(LOG_AGAIN_SECONDS)
         if piece is None:
             raise WorkerLost("the queue no longer knows this request")
         return piece

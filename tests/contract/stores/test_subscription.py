@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from stores import subscription
 from stores.redis import Client
@@ -88,6 +89,27 @@ class TestSubscriber:
         async with asyncio.timeout(20):
             await left.acquire()
             await left.acquire()
+
+    def test_outlives_a_connection_that_is_closed_while_it_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On the loop that gateways have, which raises for a write to a closed connection."""
+        monkeypatch.setattr(subscription, "SILENCE_PING_SECONDS", 0.05)
+
+        async def confirm_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while b"SUBSCRIBE" not in (line := await reader.readline()):
+                if b"CLIENT" in line or b"SELECT" in line:
+                    writer.write(b"+OK\r\n")
+            writer.write(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
+            while b"PING" not in await reader.readline():
+                pass
+            writer.close()
+
+        async def scene() -> list[str | bytes]:
+            server = await asyncio.start_server(confirm_and_close, "127.0.0.1", 0)
+            host, port = server.sockets[0].getsockname()
+            async with server, Ear().on(f"redis://{host}:{port}/0") as ear:
+                return [await ear.next() for _ in range(4)]
+
+        assert uvloop.run(scene()) == ["subscribed", "lost", "subscribed", "lost"]
 
     async def test_tries_on_while_nobody_listens_there(self, unused_tcp_port: int) -> None:
         async with Ear().on(f"redis://127.0.0.1:{unused_tcp_port}/0") as ear:

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contracts.errors import WorkerLost
 from contracts.outcomes import JobState
 from fairqueue.messages import Ended, Final, LogSlice, Released
+from gateway.stream import relay as relay_module
 from gateway.stream.mailbox import Inbox, Signal
 from gateway.stream.relay import COMPARED_FRAMES, SLOW_PAGE_FRAMES, ClientLost, Relay, StreamDiverged
 from tests.unit.gateway.frames import REQUEST, final
@@ -54,6 +56,35 @@ async def read(relay: Relay, *, from_log: bool = False, beat_seconds: float = 5.
 
 
 WHOLE = list(enumerate(FRAMES, start=1))
+
+
+class Away(Log):
+    """Does not answer for the first so many reads."""
+
+    def __init__(self, frames: list[bytes], *, reads: int, ended: Final | None = None) -> None:
+        super().__init__(frames, ended=ended)
+        self.left = reads
+
+    async def read_log(self, *, request_id: str, after_seq: int, limit: int) -> LogSlice | None:
+        self.left -= 1
+        if self.left >= 0:
+            raise RedisConnectionError("restarts")
+        return await super().read_log(request_id=request_id, after_seq=after_seq, limit=limit)
+
+
+class TestAStoreThatRestarts:
+    async def test_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(relay_module, "LOG_AGAIN_SECONDS", 0.0)
+        relay = Relay(queue=Away(FRAMES, reads=5, ended=final()), inbox=inbox_of(Signal.RESYNC))  # type: ignore[arg-type]
+        assert await read(relay) == WHOLE
+        assert relay.final == final()
+
+    async def test_is_given_up_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(relay_module, "LOG_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(relay_module, "LOG_AWAY_SECONDS", 0.0)
+        relay = Relay(queue=Away(FRAMES, reads=9), inbox=inbox_of(Signal.RESYNC))  # type: ignore[arg-type]
+        with pytest.raises(WorkerLost, match="ask for its events again"):
+            await read(relay)
 
 
 class TestRelay:
