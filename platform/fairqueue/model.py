@@ -297,7 +297,8 @@ class PoolModel(PoolState):
         if job is None or job.fence != fence or job.state == JobState.QUEUED:
             return "stale"
         if job.state != JobState.RUNNING:
-            return "ended"
+            stands = (job.outcome, job.error, job.counts, job.delivered)
+            return "ended" if stands == (outcome.value, error_code, counts, delivered_tokens) else "stale"
         if outcome == Outcome.OK and last_seq != len(job.log):
             return "gap"
         service = policy.input_service(counts) + policy.output_service(counts.completion)

@@ -315,6 +315,24 @@ class TestEveryEnd:
         assert record.counts == TokenCounts(prompt=10, completion=3, reasoning=3)
         assert (record.delivered_tokens, record.outcome, record.error_code) == (3, "failed", "worker_lost")
 
+    async def test_by_the_reaper_stands_against_the_workers_own_of_the_same_fence(self, pool, bounds) -> None:
+        """Else the worker settles, and tells the client, by counts that no record holds."""
+        await pool.enqueue("r1")
+        claim = await pool.claim()
+        await pool.step(claim, [b"a"], completion=1)
+        pool.advance(ms=bounds.lease_ms)
+        await pool.queue.reap(limit=10)
+        assert await pool.end(claim, last_seq=1, completion=5) is False
+        [record] = await pool.usage()
+        assert record.outcome == "failed"
+
+    async def test_by_a_worker_is_the_same_when_it_is_said_again(self, pool) -> None:
+        await pool.enqueue("r1")
+        claim = await pool.claim()
+        await pool.step(claim, [b"a"], completion=1)
+        assert [await pool.end(claim, last_seq=1, completion=1) for _ in range(2)] == [True, True]
+        assert len(await pool.usage()) == 1
+
     async def test_with_an_empty_log_and_no_worker_bills_nothing(self, pool, bounds) -> None:
         await pool.enqueue("r1")
         claim = await pool.claim()
