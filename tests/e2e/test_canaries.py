@@ -151,7 +151,8 @@ def _refuse(api: Api, model: str, canaries: Canaries) -> None:
         assert answer.status_code == 400
     for header in ("Idempotency-Key", "X-Request-Id", "Content-Type", "Accept-Encoding"):
         api.post("/chat/completions", wrong[0], headers={header: canaries.key})
-    for key in (canaries.unknown, canaries.key[:-1] + "0", canaries.key + canaries.key, canaries.key.upper()):
+    other_end = "1" if canaries.key.endswith("0") else "0"
+    for key in (canaries.unknown, canaries.key[:-1] + other_end, canaries.key + canaries.key, canaries.key.upper()):
         assert Api(api.base_url, key).post("/chat/completions", wrong[0]).status_code == 401
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from tests.e2e.accounts import metered, quiet, reported
 from tests.e2e.api import assert_is_error, bare_id
 from tests.e2e.conftest import Platform
 
@@ -46,18 +45,14 @@ class TestAnotherTenantsRequest:
 
 class TestUsage:
     def test_of_one_tenant_does_not_count_the_other(self, platform: Platform, request_id: str) -> None:
-        def requests_of(api: Any) -> int:
-            page = api.get("/usage", params={"start_time": platform.started_at, "bucket_width": "1d"}).json()
-            return sum(result["num_model_requests"] for bucket in page["data"] for result in bucket["results"])
-
-        mine, theirs = requests_of(platform.api), requests_of(platform.other_api)
+        since = platform.started_at
+        mine, theirs = quiet(platform.api, since=since), quiet(platform.other_api, since=since)
         assert platform.other_api.get(f"/requests/{request_id}").status_code == 404
         document = {"model": platform.model, "prompt": "say: theirs", "max_tokens": 4}
         answer = platform.other_api.post("/completions", document)
         assert answer.status_code == 200, answer.text
-        platform.other_api.ended(bare_id(answer.json()["id"]))
-        assert requests_of(platform.api) == mine
-        assert theirs >= 0
+        assert metered(platform.other_api, since=since, before=theirs, requests=1).requests == 1
+        assert reported(platform.api, since=since) == mine
 
 
 class TestIdempotencyKey:
