@@ -37,11 +37,9 @@ class SupersedeForm(forms.Form):
     )
 
 
-class ListedPrices(TabularInline):  # type: ignore[misc]
-    """The prices of a list, those that are over too. They are added and superseded on their own page."""
+class ReadOnlyInline(TabularInline):  # type: ignore[misc]
+    """Rows that are shown and never changed here."""
 
-    model = PriceVersion
-    fields = readonly_fields = ["model", "meter", "per_million", "currency", "valid_from", "valid_to"]
     extra = 0
     can_delete = False
 
@@ -50,6 +48,13 @@ class ListedPrices(TabularInline):  # type: ignore[misc]
 
     def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
+
+
+class ListedPrices(ReadOnlyInline):
+    """The prices of a list, those that are over too. They are added and superseded on their own page."""
+
+    model = PriceVersion
+    fields = readonly_fields = ["model", "meter", "per_million", "currency", "valid_from", "valid_to"]
 
 
 @admin.register(PriceList)
@@ -184,18 +189,10 @@ class ReadOnly(ModelAdmin):  # type: ignore[misc]
         return False
 
 
-class EntryInline(TabularInline):  # type: ignore[misc]
+class EntryInline(ReadOnlyInline):
     model = LedgerEntry
     fields = ["account", "amount"]
     readonly_fields = ["account", "amount"]
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
-        return False
 
 
 @admin.register(LedgerTransaction)

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -90,7 +91,7 @@ class Revocations:
     refresh_epochs: Callable[[str], Awaitable[None]]  # of a tenant, in Redis from PostgreSQL
     running: Running
     subscribed: asyncio.Event = field(default_factory=asyncio.Event)
-    _news: "asyncio.Queue[bytes | None]" = field(default_factory=lambda: asyncio.Queue(NEWS_MAX))
+    _news: "asyncio.Queue[bytes]" = field(default_factory=lambda: asyncio.Queue(NEWS_MAX))
 
     async def run(self) -> None:
         """Listens until cancelled."""
@@ -123,11 +124,10 @@ class Revocations:
     async def _work(self) -> None:
         """Acts on what is heard; looks at every open key at each subscription, after a failure, and now and then."""
         while True:
-            try:
+            message: bytes | None = None
+            with suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     message = await self._news.get()
-            except TimeoutError:
-                message = None
             try:
                 if message is None:
                     await self._recheck()
