@@ -37,7 +37,7 @@ from fairqueue.queue import FairQueue
 from gateway.clients import require_network
 from gateway.drafts import Draft, content_of, output_tokens, refuse_hopeless
 from gateway.prompts import PromptContent
-from gateway.services import GatewayServices
+from gateway.services import GatewayServices, ServedModel
 from gateway.stream.mailbox import Inbox
 from gateway.surface.schema import Asked, check_vocabulary
 from gateway.tokenizer import PromptTokenizer, TemplateRefused
@@ -110,6 +110,10 @@ class Admission:
         _allow_caller(context, address=address)
         return Caller(bearer=bearer, address=address, context=context)
 
+    async def require_model(self, context: TenantContext, model: str) -> None:
+        """That this caller may ask for the model. Raises NotFound, PermissionDenied, Unavailable."""
+        await self._served(context, model)
+
     async def room(self, context: TenantContext, *, model: str = "") -> tuple[Headroom | None, Headroom | None]:
         """What requests and tokens are left, as the rate headers say it; (None, None) where that is not known now.
 
@@ -165,10 +169,8 @@ class Admission:
         received_at: float,
     ) -> Draft:
         """The resolved model, the exact prompt tokens within its context, and the prices in force."""
-        _allow(context, asked.model)
+        served = await self._served(context, asked.model)
         async with self._answers_in_time():
-            served = await self._services.catalogue.get(asked.model)
-            _allow(context, served.card.model)  # an alias never widens what a key may use
             price = await self._price(context, served.card.model)
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
@@ -193,6 +195,13 @@ class Admission:
             idempotency=idempotency,
             received_at=received_at,
         )
+
+    async def _served(self, context: TenantContext, model: str) -> ServedModel:
+        _allow(context, model)
+        async with self._answers_in_time():
+            served = await self._services.catalogue.get(model)
+        _allow(context, served.card.model)  # an alias never widens what a key may use
+        return served
 
     async def _price(self, context: TenantContext, model: str) -> PriceCard:
         price = await self._services.prices.card(tenant_id=context.tenant_id, model=model)

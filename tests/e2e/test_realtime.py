@@ -129,16 +129,29 @@ class TestRefusals:
         async with asyncio.timeout(DEADLINE_SECONDS), connect(url) as socket:
             assert await everything(socket) == ([], 4400)
 
-    @pytest.mark.parametrize("frame", ["{", "[]", '{"type": 7}', '{"type": "no.such.event"}', '{"no": "type"}', b"{}"])
-    async def test_of_a_bad_event_closes_with_4400(self, platform: Platform, frame: str | bytes) -> None:
+    async def test_of_bad_events_names_them_and_goes_on(self, platform: Platform) -> None:
         async with session(platform) as socket:
             assert (await event(socket))["type"] == "session.created"
-            await socket.send(frame)
+            for text in ("{", "[]", '{"type": 7}', '{"type": "no.such.event"}', '{"no": "type"}'):
+                await socket.send(text)
+                refusal = await event(socket)
+                assert refusal["type"] == "error"
+                assert set(refusal["error"]) == {"message", "type", "param", "code"}
+            await send(socket, "session.update", session={})
+            assert (await event(socket))["type"] == "session.updated"
+
+    async def test_of_a_binary_message_closes_with_4400(self, platform: Platform) -> None:
+        async with session(platform) as socket:
+            assert (await event(socket))["type"] == "session.created"
+            await socket.send(b"{}")
+            assert (await everything(socket))[1] == 4400
+
+    async def test_of_an_unknown_model_closes_with_4403(self, platform: Platform) -> None:
+        url = platform.base_url.replace("http", "ws", 1) + "/realtime?model=nope"
+        headers = {"Authorization": f"Bearer {platform.demo['api_key']}"}
+        async with asyncio.timeout(DEADLINE_SECONDS), connect(url, additional_headers=headers) as socket:
             seen, code = await everything(socket)
-        assert code == 4400
-        for item in seen:
-            assert item["type"] == "error"
-            assert set(item["error"]) == {"message", "type", "param", "code"}
+        assert ([item["error"]["code"] for item in seen], code) == (["model_not_found"], 4403)
 
     @pytest.mark.parametrize(
         ("response", "param"),

@@ -3,8 +3,10 @@
 It is not: audio, video, voice activity, tools, server-side function calls or a stored session; a lost connection
 cancels what it asked for. Frames ride the mailbox and the log as for SSE; the Channels layer carries none of them.
 
-Close codes: 4400 bad event or URL, 4401 auth, 4403 origin or scope, 4408 no key in time or idle too long, 4413 message
-too big (1009 when far too big), 4429 too many responses at once again and again, 4500 our mistake; 1012 restart.
+A wrong event is answered by an `error` event and changes nothing; the connection is closed for what cannot be read on.
+Close codes: 4400 binary message or bad URL, 4401 auth, 4403 origin, scope or the URL's model, 4408 no key in time or
+idle too long, 4413 message too big (1009 when far too big), 4429 too many responses at once again and again, 4500 our
+mistake; 1007 no UTF-8, 1012 restart.
 Invariants: accepted before it is closed, so that the code gets through; a key is in no event, close reason or log.
 """
 
@@ -18,7 +20,7 @@ from urllib.parse import parse_qsl
 from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from contracts.errors import AuthFailed, InvalidRequest, PermissionDenied, WeirError
+from contracts.errors import AuthFailed, InvalidRequest, NotFound, PermissionDenied, WeirError
 from gateway.admission import Admission, Caller
 from gateway.clients import client_address
 from gateway.realtime.conversation import Conversation
@@ -33,6 +35,7 @@ from stores.system import mint_nonce
 
 log = logging.getLogger("weir.gateway.realtime")
 
+_EVENTS = ("session.update", "conversation.item.create", "response.create", "response.cancel")
 _SECRET_PARAMETERS = frozenset({"token", "key", "api_key", "authorization", "access_token"})
 
 
@@ -142,12 +145,33 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if not key or len(key) > limits.HEADER_BEARER_MAX:
             raise AuthFailed("the API key is not one of ours")
         address = client_address(self.scope, trusted=self._services.settings.trusted_proxies)
-        self._caller = await self._admission.identify(key, address=address)
+        caller = await self._admission.identify(key, address=address)
+        await self._require_first_model(caller)
+        self._caller = caller
         session = {"id": f"sess_{self._connection}", "object": "realtime.session", "modalities": ["text"]}
         model = str(self._conversation.defaults.get("model", ""))
         requests, tokens = await self._admission.room(self._caller.context, model=model)
         rates = rate_limits(requests=requests, tokens=tokens)
         await self._events.emit("session.created", session=session | self._conversation.defaults, rate_limits=rates)
+
+    async def _require_first_model(self, caller: Caller) -> None:
+        """The URL's model is one that this key may use: no session for another, as HTTP has no answer for it."""
+        model = self._conversation.defaults.get("model")
+        if model is None:
+            return
+        try:
+            await self._admission.require_model(caller.context, model)
+        except (NotFound, PermissionDenied) as error:
+            await self._events.error(error)
+            raise Farewell(4403, "this model is not there for this API key") from error
+
+    async def _update(self, session: Any, caller: Caller) -> dict[str, Any]:
+        """`session.update`: all of it or nothing. Raises WeirError."""
+        wanted = self._conversation.updated(session)
+        if wanted.get("model") != self._conversation.defaults.get("model"):
+            await self._admission.require_model(caller.context, wanted["model"])
+        self._conversation.defaults = wanted
+        return wanted
 
     async def _close_when_silent(self) -> None:
         """The deadlines of a client that says nothing: for its key, and between two events while nothing runs."""
@@ -169,30 +193,35 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise Farewell(4400, "events are text messages")
         if len(raw) > limits.REALTIME_FRAME_BYTES_MAX or len(raw.encode()) > limits.REALTIME_FRAME_BYTES_MAX:
             raise Farewell(4413, "the message is too big")
-        try:
-            event = parse_object(raw.encode())
-        except InvalidRequest as error:
-            await self._events.error(error)
-            raise Farewell(4400, "the event is not a JSON object") from error
-        kind = event.get("type")
         if self._caller is None:
-            if kind != "session.authenticate" or not isinstance(event.get("api_key"), str):
-                message = "the first event must be session.authenticate with api_key"
-                raise AuthFailed(message, param="api_key", code="missing_api_key")
-            await self._identify(event["api_key"])
-        elif kind == "session.update":
-            await self._events.emit("session.updated", session=self._conversation.update(event.get("session")))
+            await self._authenticate(raw)
+        else:
+            await self._act(parse_object(raw.encode()), self._caller)
+
+    async def _authenticate(self, raw: str) -> None:
+        """A stranger's first message: its key or nothing."""
+        with suppress(InvalidRequest):
+            event = parse_object(raw.encode())
+            if event.get("type") == "session.authenticate" and isinstance(event.get("api_key"), str):
+                await self._identify(event["api_key"])
+                return
+        message = "the first event must be session.authenticate with api_key"
+        raise AuthFailed(message, param="api_key", code="missing_api_key")
+
+    async def _act(self, event: dict[str, Any], caller: Caller) -> None:
+        """One event of a known client. Raises WeirError for one that is wrong: nothing has changed then."""
+        kind = event.get("type")
+        if kind == "session.update":
+            await self._events.emit("session.updated", session=await self._update(event.get("session"), caller))
         elif kind == "conversation.item.create":
             item = self._conversation.add(event.get("item"))
             await self._events.emit("conversation.item.created", item={"type": "message", **item})
         elif kind == "response.create":
-            self._responses.create(self._conversation.ask(event.get("response")), self._caller)
+            self._responses.create(self._conversation.ask(event.get("response")), caller)
         elif kind == "response.cancel":
             self._responses.cancel(event.get("response_id"))
         else:
-            refusal = InvalidRequest("type: is not an event of this API", param="type", code="unknown_event")
-            await self._events.error(refusal)
-            raise Farewell(4400, "unknown event")
+            raise InvalidRequest(f"type: must be one of {', '.join(_EVENTS)}", param="type", code="unknown_event")
 
     async def _bye(self, code: int, reason: str) -> None:
         if not self._events.closed:

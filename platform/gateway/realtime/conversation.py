@@ -27,15 +27,19 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     _bytes: int = 0
 
-    def update(self, session: Any) -> dict[str, Any]:
-        """`session.update`: checked whole before anything changes. Returns the session as it is then."""
+    def updated(self, session: Any) -> dict[str, Any]:
+        """The defaults as a `session.update` would have them: all checked, nothing changed. Raises InvalidRequest."""
         given = _settings(session, "session")
         merged = {**self.defaults, **given}
         probe = {"model": "probe", **merged, "messages": [{"role": "user", "content": "probe"}]}
         probe.pop("instructions", None)
         check_request(probe, endpoint=Endpoint.CHAT)
-        self.defaults = merged
-        return dict(merged)
+        return merged
+
+    def update(self, session: Any) -> dict[str, Any]:
+        """The same, and it is so from now on. Returns the session as it is then."""
+        self.defaults = self.updated(session)
+        return dict(self.defaults)
 
     def add(self, item: Any) -> dict[str, Any]:
         """`conversation.item.create`: a text message of user, system or assistant."""

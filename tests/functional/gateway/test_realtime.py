@@ -183,14 +183,35 @@ class TestRealtime:
             ({"type": "response.create", "response": {"model": "nope", "input": [ITEM]}}, "model_not_found", "model"),
             ({"type": "session.update", "session": {"voice": "alloy"}}, "unknown_parameter", "voice"),
             ({"type": "response.cancel", "response_id": "resp_1"}, "not_found", "response_id"),
+            ({"type": "session.update", "session": {"model": "nope"}}, "model_not_found", "model"),
+            ({"type": "input_audio_buffer.append"}, "unknown_event", "type"),
+            ({"type": 7}, "unknown_event", "type"),
+            ({}, "unknown_event", "type"),
+            ([], "invalid_json", "body"),
+            (None, "invalid_json", "body"),
         ],
     )  # fmt: skip
     async def test_a_refusal_is_an_event_and_the_connection_stays(
-        self, gateway: Gateway, sent: dict[str, Any], code: str, param: str
+        self, gateway: Gateway, sent: Any, code: str, param: str
     ) -> None:
         async with socket(gateway, key=gateway.key) as connection:
             await event(connection)
-            await say(connection, **sent)
+            await connection.send(json.dumps(sent))
+            refusal = await event(connection)
+            await say(connection, type="session.update", session={})
+            assert (await event(connection))["type"] == "session.updated"
+        assert (refusal["type"], refusal["error"]["code"], refusal["error"]["param"]) == ("error", code, param)
+
+    @pytest.mark.parametrize(
+        ("sent", "code", "param"),
+        [("no JSON", "invalid_json", "body"), ("", "invalid_json", "body"), ('{"a":1,"a":2}', "duplicate_key", "a")],
+    )
+    async def test_what_is_no_json_is_refused_likewise(
+        self, gateway: Gateway, sent: str, code: str, param: str
+    ) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await connection.send(sent)
             refusal = await event(connection)
             await say(connection, type="session.update", session={})
             assert (await event(connection))["type"] == "session.updated"
@@ -201,14 +222,11 @@ class TestCloseCodes:
     @pytest.mark.parametrize(
         ("message", "code"),
         [
-            ("not json", 4400),
             (b"binary", 4400),
-            ('{"type":"input_audio_buffer.append"}', 4400),
-            ('{"type":"x","type":"y"}', 4400),
             (" " * 1_048_577, 4413),
         ],
     )
-    async def test_a_bad_event(self, gateway: Gateway, message: str | bytes, code: int) -> None:
+    async def test_a_message_that_cannot_be_read(self, gateway: Gateway, message: str | bytes, code: int) -> None:
         async with socket(gateway, key=gateway.key) as connection:
             await connection.send(message)
             assert await close_code(connection) == code
@@ -222,10 +240,12 @@ class TestCloseCodes:
         async with socket(gateway, key=key) as connection:
             assert await close_code(connection) == 4403
 
-    @pytest.mark.parametrize("first", [{"type": "response.create"}, {"type": "session.authenticate", "api_key": "x"}])
-    async def test_no_key_in_the_first_message(self, gateway: Gateway, first: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(
+        "first", ['{"type":"response.create"}', '{"type":"session.authenticate","api_key":"x"}', "[]", "no JSON"]
+    )
+    async def test_no_key_in_the_first_message(self, gateway: Gateway, first: str) -> None:
         async with socket(gateway) as connection:
-            await say(connection, **first)
+            await connection.send(first)
             assert await close_code(connection) == 4401
 
     async def test_a_key_in_the_url(self, gateway: Gateway) -> None:
@@ -237,6 +257,21 @@ class TestCloseCodes:
         async with socket(gateway, key=gateway.key, query=query) as connection:
             assert (await event(connection))["error"]["param"] == param
             assert await close_code(connection) == 4400
+
+    @pytest.mark.parametrize("first", [True, False], ids=["key in its header", "key in its first message"])
+    async def test_a_url_with_an_unknown_model(self, gateway: Gateway, first: bool) -> None:
+        async with socket(gateway, key=gateway.key if first else None, query="?model=nope") as connection:
+            if not first:
+                await say(connection, type="session.authenticate", api_key=gateway.key)
+            refusal = await event(connection)
+            assert (refusal["type"], refusal["error"]["code"]) == ("error", "model_not_found")
+            assert await close_code(connection) == 4403
+
+    async def test_a_url_with_a_model_that_the_key_may_not_use(self, gateway: Gateway) -> None:
+        key = gateway.directory.issue(replace(CONTEXT, api_key_id="other", allowed_models=frozenset({"other"})))
+        async with socket(gateway, key=key, query=f"?model={MODEL}") as connection:
+            assert (await event(connection))["error"]["code"] == "model_not_allowed"
+            assert await close_code(connection) == 4403
 
     async def test_text_that_is_no_utf8(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
         async with socket(gateway, key=gateway.key) as connection:
