@@ -9,6 +9,7 @@ import uuid
 import uuid_utils
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
@@ -204,6 +205,8 @@ class ApiKey(Dated):
     previous_digest = models.CharField(max_length=64, unique=True, null=True, editable=False)
     previous_last4 = models.CharField(max_length=4, default="", editable=False)
     previous_expires_at = models.DateTimeField(null=True, editable=False)
+    # Texts from before that one whose overlap is not over either: digest -> until when, in Unix milliseconds.
+    earlier = models.JSONField(default=dict, editable=False)
     rotated_at = models.DateTimeField(null=True, editable=False)
     scopes = ArrayField(models.CharField(max_length=20, choices=KeyScope), default=_inference)
     allowed_models = ArrayField(
@@ -226,7 +229,10 @@ class ApiKey(Dated):
     class Meta:
         ordering = ["-created_at", "id"]
         verbose_name = "API key"
-        indexes = [models.Index(fields=["tenant", "-created_at"], name="api_key_by_tenant")]
+        indexes = [
+            models.Index(fields=["tenant", "-created_at"], name="api_key_by_tenant"),
+            GinIndex(fields=["earlier"], name="api_key_by_earlier_text"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} (…{self.last4})"

@@ -5,7 +5,7 @@ Invariant: every query names its tenant, or is made for an operator; nothing her
 
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
@@ -23,19 +23,27 @@ def find_keys(asked: Sequence[Sequence[str]]) -> list[tuple[ApiKey, datetime | N
     """
     now = timezone.now()
     wanted = [one for digests in asked for one in digests]
+    before = Q(previous_digest__in=wanted, previous_expires_at__gt=now) | Q(earlier__has_any_keys=wanted)
     rows = (
         ApiKey.objects.select_related("tenant__plan", "tenant__policy")
-        .filter(Q(digest__in=wanted) | Q(previous_digest__in=wanted, previous_expires_at__gt=now))
+        .filter(Q(digest__in=wanted) | before)
         .filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None, expired_at=None)
         .exclude(tenant__state=TenantState.CLOSED)
     )
     found: dict[str, tuple[ApiKey, datetime | None]] = {}
     for key in rows:
         found[key.digest] = key, key.expires_at
-        if key.previous_digest and key.previous_expires_at and key.previous_expires_at > now:
-            ends = [at for at in (key.expires_at, key.previous_expires_at) if at is not None]
-            found[key.previous_digest] = key, min(ends)
+        for one, until in former_texts(key, now=now).items():
+            found[one] = key, until if key.expires_at is None else min(until, key.expires_at)
     return [next((found[one] for one in digests if one in found), None) for digests in asked]
+
+
+def former_texts(key: ApiKey, *, now: datetime) -> dict[str, datetime]:
+    """The digests of a key's texts before its present one that still open it, and until when each does."""
+    texts = {one: datetime.fromtimestamp(ends_ms / 1000, tz=UTC) for one, ends_ms in key.earlier.items()}
+    if key.previous_digest and key.previous_expires_at:
+        texts[key.previous_digest] = key.previous_expires_at
+    return {one: until for one, until in texts.items() if until > now}
 
 
 def load_contexts(asked: Sequence[Sequence[str]]) -> list[TenantContext | PermissionDenied | None]:

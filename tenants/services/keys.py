@@ -13,9 +13,10 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone as clock
 
-from contracts.errors import PermissionDenied
+from contracts.errors import Conflict, PermissionDenied
 from contracts.tenancy import TenantContext
 from contracts.text import shown
 from tenants import selectors
@@ -32,6 +33,7 @@ KEYS_MAX = 5_000
 MODELS_MAX = 100
 NETWORKS_MAX = 50
 OVERLAP_MAX = timedelta(days=30)
+FORMER_TEXTS_MAX = 8
 EXPIRED_AT_ONCE = 500
 _CHANGEABLE = frozenset({"name", "allowed_models", "allowed_networks", "expires_at"})
 
@@ -111,10 +113,10 @@ def change_key(*, key: ApiKey, changes: Mapping[str, Any], actor: Actor = SYSTEM
 
 @transaction.atomic
 def rotate_key(*, key: ApiKey, overlap: timedelta, actor: Actor = SYSTEM) -> tuple[ApiKey, str]:
-    """Give a key another text. The old one opens it for `overlap` more; one from before that no longer does.
+    """Give a key another text. The old one opens it for `overlap` more, those from before to the end of their own.
 
-    Zero: the old text is refused from now on, while streams that it began run to their end (revoking cuts them).
-    Raises ValidationError.
+    Zero: every text but the new one is refused from now on, while streams that they began run to their end (revoking
+    cuts them). Raises ValidationError, Conflict where too many texts open the key already.
     """
     if not timedelta(0) <= overlap <= OVERLAP_MAX:
         raise ValidationError({"overlap_seconds": f"From 0 to {int(OVERLAP_MAX.total_seconds())}."})
@@ -125,6 +127,13 @@ def rotate_key(*, key: ApiKey, overlap: timedelta, actor: Actor = SYSTEM) -> tup
     if locked.expires_at is not None:
         ends = min(ends, locked.expires_at)
     kept = overlap > timedelta(0)
+    earlier = selectors.former_texts(locked, now=now) if kept else {}
+    if len(earlier) >= FORMER_TEXTS_MAX:
+        raise Conflict(
+            f"{FORMER_TEXTS_MAX} earlier texts open this key already: wait for the first to end, or give 0, which ends "
+            "them all.",
+            param="overlap_seconds",
+        )
     raise_key_epoch(
         locked,
         digest=digest(plaintext, pepper()),
@@ -133,6 +142,7 @@ def rotate_key(*, key: ApiKey, overlap: timedelta, actor: Actor = SYSTEM) -> tup
         previous_digest=locked.digest if kept else None,
         previous_last4=locked.last4 if kept else "",
         previous_expires_at=ends if kept else None,
+        earlier={one: int(until.timestamp() * 1000) for one, until in earlier.items()},
         rotated_at=now,
     )
     after = {"last4": locked.last4, "previous_expires_at": moment(locked.previous_expires_at)}
@@ -188,7 +198,16 @@ def load_keys(asked: Sequence[Sequence[str]]) -> list[TenantContext | Permission
             newest = {"digest": digests[0], "pepper_id": pepper_id_of(pepper())}
             moved.filter(digest__in=digests[1:]).update(**newest)
             moved.filter(previous_digest__in=digests[1:]).update(previous_digest=digests[0])
+            _move_earlier(moved, digests)
     return contexts
+
+
+def _move_earlier(moved: QuerySet[ApiKey], digests: Sequence[str]) -> None:
+    """The same for a text from before the previous one. Under its lock: a rotation writes all of them."""
+    with transaction.atomic():
+        for key in moved.filter(earlier__has_any_keys=list(digests[1:])).select_for_update():
+            earlier = {digests[0] if one in digests[1:] else one: until for one, until in key.earlier.items()}
+            moved.update(earlier=earlier)
 
 
 def record_last_used(uses: Mapping[uuid.UUID, datetime]) -> int:

@@ -15,7 +15,7 @@ from tenants import selectors, services
 from tenants.auth.keys import digest
 from tenants.limits import keys as redis_keys
 from tenants.models import ApiKey, OutboxEvent
-from tenants.services.keys import canonical_network, digests_of, pepper_id_of
+from tenants.services.keys import FORMER_TEXTS_MAX, canonical_network, digests_of, pepper_id_of
 from tests.functional.tenants.api import manager, member
 from tests.functional.tenants.conftest import Customer
 
@@ -54,10 +54,33 @@ class TestRotation:
         _, plaintext = services.rotate_key(key=acme.key, overlap=timedelta(0))
         assert (opens(acme.plaintext), opens(plaintext)) == (False, True)
 
-    def test_twice_ends_the_first_text(self, acme: Customer) -> None:
+    def test_again_and_again_lets_every_text_live_to_the_end_of_its_own_overlap(self, acme: Customer) -> None:
+        _, second = services.rotate_key(key=acme.key, overlap=timedelta(hours=2))
+        first_ends = ApiKey.objects.get(id=acme.key.id).previous_expires_at
+        assert first_ends is not None
+        _, third = services.rotate_key(key=acme.key, overlap=timedelta(hours=1))
+        _, fourth = services.rotate_key(key=acme.key, overlap=timedelta(hours=3))
+        assert [opens(text) for text in (acme.plaintext, second, third, fourth)] == [True] * 4
+        first = selectors.load_context(digests_of(acme.plaintext))
+        assert first is not None
+        assert first.expires_at_ms == int(first_ends.timestamp() * 1000)
+        texts = ApiKey.objects.get(id=acme.key.id).earlier
+        texts[digests_of(second)[0]] = int(timezone.now().timestamp() * 1000)
+        ApiKey.objects.filter(id=acme.key.id).update(earlier=texts)
+        assert [opens(text) for text in (acme.plaintext, second, third, fourth)] == [True, False, True, True]
+
+    def test_without_overlap_refuses_every_text_from_before(self, acme: Customer) -> None:
         _, second = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
         _, third = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
-        assert [opens(text) for text in (acme.plaintext, second, third)] == [False, True, True]
+        _, fourth = services.rotate_key(key=acme.key, overlap=timedelta(0))
+        assert [opens(text) for text in (acme.plaintext, second, third, fourth)] == [False, False, False, True]
+
+    def test_is_refused_while_as_many_texts_as_may_open_the_key(self, acme: Customer) -> None:
+        for _ in range(FORMER_TEXTS_MAX):
+            _, last = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
+        status, refusal = manager(acme)("post", f"keys/{acme.key.id}/rotate", {"overlap_seconds": 3600})
+        assert (status, refusal["error"]["param"]) == (409, "overlap_seconds")
+        assert (opens(acme.plaintext), opens(last)) == (True, True)
 
     def test_never_lengthens_the_keys_own_life(self, acme: Customer) -> None:
         ends = timezone.now() + timedelta(minutes=5)
@@ -169,6 +192,7 @@ class TestManyKeysAtOnce:
 
 class TestPeppers:
     def test_that_are_former_open_a_key_and_move_it_to_the_new_one(self, acme: Customer, settings: Settings) -> None:
+        _, between = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
         _, rotated = services.rotate_key(key=acme.key, overlap=timedelta(days=1))
         env = settings.ENV
         settings.ENV = env.model_copy(update={"secret": type(env.secret)("n" * 40), "secret_old": env.secret})
@@ -177,9 +201,10 @@ class TestPeppers:
         assert services.load_keys([[new, old]]) != [None]
         row = ApiKey.objects.get(id=acme.key.id)
         assert (row.digest, row.pepper_id) == (new, pepper_id_of(services.pepper()))
-        before = digests_of(acme.plaintext)
-        assert services.load_keys([before]) != [None]
+        before, first = digests_of(between), digests_of(acme.plaintext)
+        assert None not in services.load_keys([before, first])
         assert ApiKey.objects.get(id=acme.key.id).previous_digest == before[0]
+        assert list(ApiKey.objects.get(id=acme.key.id).earlier) == [first[0]]
         assert ApiKey.objects.get(id=acme.key.id).digest == new
         settings.ENV = env.model_copy(update={"secret": type(env.secret)("n" * 40)})
         assert opens(rotated)
