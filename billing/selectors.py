@@ -19,6 +19,7 @@ from billing.clickhouse.usage import plan_page
 from billing.customers import find_payer
 from billing.models import AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
+from contracts.jobs import ServiceClass
 from contracts.money import PriceCard, nano_from_decimal
 from stores.clickhouse import Reader
 from stores.clickhouse_url import open_clickhouse
@@ -30,9 +31,16 @@ def usage_reader() -> Reader:
     return open_clickhouse(settings.ENV.clickhouse)
 
 
-def price_card(*, tenant_id: str, model: str, at_ms: int, currency: str | None = None) -> PriceCard | None:
-    """The prices in force at `at_ms` for this tenant and model, meter by meter: the tenant's own price, else its plan's
-    list's, else what everybody pays.
+def price_card(
+    *,
+    tenant_id: str,
+    model: str,
+    at_ms: int,
+    currency: str | None = None,
+    service_class: str = ServiceClass.INTERACTIVE,
+) -> PriceCard | None:
+    """The approved prices in force at `at_ms` for this tenant and model, meter by meter: the tenant's own price, else
+    its plan's list's, else what everybody pays; of one owner's, that of the class before that of every class.
 
     `currency` None = the tenant's. None when one of the three meters has no price: such a model is refused, never
     served free.
@@ -42,7 +50,9 @@ def price_card(*, tenant_id: str, model: str, at_ms: int, currency: str | None =
     found = PriceVersion.objects.filter(
         Q(tenant_id=tenant_id) | Q(tenant=None, price_list=None) | _of_list(price_list_id),
         Q(valid_to=None) | Q(valid_to__gt=at),
+        ~Q(approved_by=""),
         model=model,
+        service_class__in=("", service_class),
         valid_from__lte=at,
         currency=currency or (payer.currency if payer else None),
     )
@@ -64,8 +74,9 @@ def _of_list(price_list_id: UUID | None) -> Q:
     return Q(pk__in=()) if price_list_id is None else Q(price_list_id=price_list_id)
 
 
-def _rank(price: PriceVersion) -> int:
-    return 2 if price.tenant_id is not None else int(price.price_list_id is not None)
+def _rank(price: PriceVersion) -> tuple[int, bool]:
+    owner = 2 if price.tenant_id is not None else int(price.price_list_id is not None)
+    return owner, price.service_class != ""
 
 
 def usage_buckets(

@@ -31,6 +31,7 @@ from tenants.services import change_tenant, create_key, create_plan, create_proj
 TENANTS = ("Acme", "Basic Bakery")
 ADMIN = "admin"
 ACTOR = "system:seed"
+APPROVER = "system:demo"  # a price has two names; nobody is there yet to be the second
 PRICES = {Meter.INPUT: Decimal("0.100"), Meter.CACHED: Decimal("0.025"), Meter.OUTPUT: Decimal("0.400")}
 # Generous: three hundred requests at once wait or run, and a demo never meets a cap by itself.
 QUEUED_MAX = 2_000
@@ -73,7 +74,9 @@ def _model() -> None:
         name=env.model, defaults={"pool": env.pool_name, "tokenizer_dir": str(env.model_dir)}
     )
     if not PriceVersion.objects.filter(model=env.model, tenant=None).exists():
-        publish_prices(model=env.model, prices=PRICES, currency="USD", at=timezone.now(), actor=ACTOR)
+        publish_prices(
+            model=env.model, prices=PRICES, currency="USD", at=timezone.now(), actor=ACTOR, approver=APPROVER
+        )
 
 
 def _policy() -> Policy:

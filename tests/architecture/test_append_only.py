@@ -21,10 +21,12 @@ def kept() -> list[str]:
 class TestAppendOnly:
     def test_is_what_it_was(self) -> None:
         assert kept() == [
+            "billing_contractterms",
             "billing_ledgeraccount",
             "billing_ledgerentry",
             "billing_ledgertransaction",
             "billing_priceversion",
+            "billing_taxrate",
             "billing_usageposting",
             "safety_policyversion",
             "tenants_auditentry",

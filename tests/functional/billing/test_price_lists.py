@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 from billing.models import PriceList, PriceVersion
 from billing.rating.prices import Meter
 from billing.selectors import price_card
-from billing.services import publish_prices, supersede_price
+from billing.services import approve_price, publish_prices, supersede_price
 from contracts.money import PriceCard
 from tenants.models import Plan, Tenant
 
@@ -21,7 +21,7 @@ GENERAL = {Meter.INPUT: Decimal(1), Meter.CACHED: Decimal("0.1"), Meter.OUTPUT: 
 
 
 def publish(prices: dict[Meter, Decimal], *, at: datetime = NOW, currency: str = "USD", **owner: str) -> None:
-    publish_prices(model="m", prices=prices, currency=currency, at=at, actor="user:ada", **owner)
+    publish_prices(model="m", prices=prices, currency=currency, at=at, actor="user:ada", approver="user:bob", **owner)
 
 
 def nano(tenant: Tenant, *, at: datetime = NOW) -> tuple[int, int, int] | None:
@@ -71,7 +71,8 @@ class TestResolution:
         new = supersede_price(
             price_id=str(row.pk), per_million=Decimal("0.25"), valid_from=end, now=LATER, actor="user:ada"
         )
-        assert new.price_list_id == listed.pk
+        assert str(new.price_list_id) == str(listed.pk)
+        approve_price(price_id=str(new.pk), actor="user:bob", now=LATER)
         assert nano(tenants["acme"], at=end - timedelta(milliseconds=1)) == (500, 100, 4_000)
         assert nano(tenants["acme"], at=end) == (250, 100, 4_000)
 
@@ -89,8 +90,9 @@ class TestResolution:
 class TestDatabase:
     def make(self, **owner: object) -> PriceVersion:
         return PriceVersion.objects.create(
-            model="m", meter="input", per_million=1, currency="USD", valid_from=NOW, created_by="user:ada", **owner
-        )
+            model="m", meter="input", per_million=1, currency="USD", valid_from=NOW, created_by="user:ada",
+            approved_by="user:bob", **owner
+        )  # fmt: skip
 
     def test_refuses_a_price_of_both_a_tenant_and_a_list(self, tenants: dict[str, Tenant], listed: PriceList) -> None:
         with pytest.raises(IntegrityError, match="price_has_one_owner"), transaction.atomic():

@@ -67,7 +67,8 @@ class TestRead:
         other = services.create_plan(name="theirs", price_list=lists["theirs"])
         services.set_limits(plan=other, caps={"requests_per_minute": 1})
         services.change_tenant(tenant=mallory.tenant, changes={"plan": other})
-        price = {"prices": {Meter.INPUT: Decimal(1)}, "currency": "USD", "at": AT, "actor": "user:ada"}
+        price = {"prices": {Meter.INPUT: Decimal(1)}, "currency": "USD", "at": AT, "actor": "user:ada",
+                 "approver": "user:bob"}  # fmt: skip
         publish_prices(model="general", **price)
         for name, one in lists.items():
             publish_prices(model=name, price_list_id=str(one.pk), **price)

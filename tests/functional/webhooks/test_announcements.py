@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from billing.rating.prices import Meter
-from billing.services import approve_price, publish_prices, supersede_price
+from billing.services import publish_prices, supersede_price
 from safety.models import Policy
 from safety.services import create_policy, publish_policy
 from tenants.models import OutboxEvent
@@ -48,11 +48,10 @@ class TestPrices:
         now = timezone.now()
         [price] = publish_prices(
             model="m", prices={Meter.INPUT: Decimal("1.5")}, currency="USD", at=now, actor="ada",
-            tenant_id=str(acme.tenant.id),
+            approver="bob", tenant_id=str(acme.tenant.id),
         )  # fmt: skip
         later = now + timedelta(days=1)
         supersede_price(price_id=str(price.id), per_million=Decimal(2), valid_from=later, now=now, actor="ada")
-        approve_price(price_id=str(price.id), actor="bob")
         first, second = told("price.set")
         [approved] = told("price.approved")
         assert {event.tenant_id for event in (first, second, approved)} == {acme.tenant.id}

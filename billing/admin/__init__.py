@@ -1,0 +1,17 @@
+"""Money in the admin: proposed, approved, superseded, never edited; the ledger is for looking."""
+
+from billing.admin.ledger import LedgerAccountAdmin, LedgerTransactionAdmin, UsagePostingAdmin
+from billing.admin.prices import ContractTermsAdmin, PriceListAdmin, PriceVersionAdmin
+from billing.admin.tax import BillingProfileAdmin, IssuerAdmin, TaxRateAdmin
+
+__all__ = [
+    "BillingProfileAdmin",
+    "ContractTermsAdmin",
+    "IssuerAdmin",
+    "LedgerAccountAdmin",
+    "LedgerTransactionAdmin",
+    "PriceListAdmin",
+    "PriceVersionAdmin",
+    "TaxRateAdmin",
+    "UsagePostingAdmin",
+]

@@ -1,0 +1,120 @@
+"""Pages that show and never change, and pages of what two people must agree on."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.db import models
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import action
+
+from billing.rating.prices import PriceError
+from billing.services import PriceChangeRefused, approve, withdraw
+
+
+class ReadOnlyInline(TabularInline):
+    """Rows that are shown and never changed here."""
+
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+
+class ReadOnly(ModelAdmin):
+    """A page to look at: the database refuses changes too."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+
+class VersionAdmin(ModelAdmin):
+    """Adding proposes; a second person approves, by POST and after being asked; nothing is edited or deleted."""
+
+    actions_detail = ["approve", "withdraw"]
+
+    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return False
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        return {"valid_from": timezone.now(), "currency": "USD"}
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:  # noqa: FBT001
+        obj.created_by = actor_of(request)
+        super().save_model(request, obj, form, change)
+
+    @action(description="Approve", url_path="approve", icon="verified")
+    def approve(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Record the second person: it holds from its time on, or from now if that has passed."""
+
+        def run(version: Any, data: dict[str, Any]) -> str:
+            held = approve(version, actor=actor_of(request), now=timezone.now())
+            return f"Approved: holds from {held.valid_from:%Y-%m-%d %H:%M} UTC."
+
+        return self.asked(request, object_id, title="Approve", form=forms.Form, run=run)
+
+    @action(description="Withdraw", url_path="withdraw", icon="undo")
+    def withdraw(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Take a proposal back."""
+
+        def run(version: Any, data: dict[str, Any]) -> str:
+            withdraw(version, actor=actor_of(request))
+            return "Withdrawn: it stays on record and holds for nobody."
+
+        return self.asked(request, object_id, title="Withdraw", form=forms.Form, run=run)
+
+    def asked(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        *,
+        title: str,
+        form: type[forms.Form],
+        run: Callable[[Any, dict[str, Any]], str],
+    ) -> HttpResponse:
+        """Show `form`; by POST, run what was asked for and go back to the list."""
+        back = redirect(reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"))
+        version = self.get_object(request, object_id)
+        if version is None or not self.has_add_permission(request):
+            return back
+        filled = form(request.POST if request.method == "POST" else None)
+        if filled.is_valid():
+            try:
+                messages.success(request, run(version, filled.cleaned_data))
+            except (PriceChangeRefused, PriceError) as error:
+                messages.error(request, str(error))
+                if not filled.fields:
+                    return back
+            else:
+                return back
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{title}: {version}",
+            "form": filled,
+            "opts": self.opts,
+            "version": version,
+        }
+        return TemplateResponse(request, "billing/version.html", context)
+
+
+def actor_of(request: HttpRequest) -> str:
+    return f"user:{request.user.get_username()}"

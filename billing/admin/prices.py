@@ -1,0 +1,129 @@
+"""The price book in the admin."""
+
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db import models
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from unfold.admin import ModelAdmin
+from unfold.decorators import action
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminSplitDateTimeWidget
+
+from billing.admin.base import ReadOnlyInline, VersionAdmin, actor_of
+from billing.models import ContractTerms, PriceList, PriceVersion
+from billing.services import supersede_price
+
+
+class SupersedeForm(forms.Form):
+    """The new price and when it begins."""
+
+    per_million = forms.DecimalField(
+        label="New price per million tokens",
+        min_value=Decimal(0),
+        max_digits=10,
+        decimal_places=3,
+        widget=UnfoldAdminDecimalFieldWidget(),
+    )
+    valid_from = forms.SplitDateTimeField(
+        label="Holds from (UTC)", required=False, help_text="Empty = now.", widget=UnfoldAdminSplitDateTimeWidget()
+    )
+
+
+class ListedPrices(ReadOnlyInline):
+    """The prices of a list, those that are over too. They are added and superseded on their own page."""
+
+    model = PriceVersion
+    fields = readonly_fields = [
+        "model", "service_class", "meter", "per_million", "currency", "valid_from", "valid_to", "approved_by",
+    ]  # fmt: skip
+
+
+@admin.register(PriceList)
+class PriceListAdmin(ModelAdmin):
+    list_display = ["name", "description", "plan_names", "price_count"]
+    search_fields = ["name"]
+    fields = ["name", "description"]
+    inlines = [ListedPrices]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PriceList]:
+        found: QuerySet[PriceList] = super().get_queryset(request).prefetch_related("plans")
+        now = timezone.now()
+        in_force = (
+            models.Q(prices__valid_from__lte=now)
+            & ~models.Q(prices__approved_by="")
+            & (models.Q(prices__valid_to=None) | models.Q(prices__valid_to__gt=now))
+        )
+        return found.annotate(prices_now=models.Count("prices", filter=in_force))
+
+    @admin.display(description="plans")
+    def plan_names(self, price_list: Any) -> str:
+        return ", ".join(plan.name for plan in price_list.plans.all()) or "none"
+
+    @admin.display(description="prices in force", ordering="prices_now")
+    def price_count(self, price_list: Any) -> int:
+        return int(price_list.prices_now)
+
+
+@admin.register(PriceVersion)
+class PriceVersionAdmin(VersionAdmin):
+    list_display = [
+        "model",
+        "service_class",
+        "meter",
+        "per_million",
+        "currency",
+        "whose",
+        "valid_from",
+        "valid_to",
+        "state",
+        "approved_by",
+    ]
+    list_filter = ["price_list", "service_class", "meter", "currency", "model"]
+    list_select_related = ["tenant", "price_list"]
+    search_fields = ["model", "tenant__name", "price_list__name"]
+    fields = [
+        "tenant", "price_list", "model", "service_class", "meter", "per_million", "currency", "valid_from", "valid_to",
+    ]  # fmt: skip
+    autocomplete_fields: list[str] = []
+    actions_detail = ["supersede", "approve", "withdraw"]
+
+    @admin.display(description="for", ordering="tenant__name")
+    def whose(self, price: PriceVersion) -> str:
+        if price.tenant is not None:
+            return str(price.tenant)
+        return f"list {price.price_list}" if price.price_list is not None else "everybody else"
+
+    @action(description="Supersede", url_path="supersede", icon="swap_horiz")
+    def supersede(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Propose what follows this price; it holds once a second person approves it."""
+
+        def run(version: Any, data: dict[str, Any]) -> str:
+            now = timezone.now()
+            new = supersede_price(
+                price_id=str(version.pk),
+                per_million=data["per_million"],
+                valid_from=data["valid_from"] or now,
+                now=now,
+                actor=actor_of(request),
+            )
+            return f"Proposed from {new.valid_from:%Y-%m-%d %H:%M} UTC: {new}. Somebody else approves it."
+
+        return self.asked(request, object_id, title="Supersede", form=SupersedeForm, run=run)
+
+
+@admin.register(ContractTerms)
+class ContractTermsAdmin(VersionAdmin):
+    list_display = [
+        "tenant", "currency", "discount_ppm", "commitment", "minimum", "valid_from", "valid_to", "state", "approved_by",
+    ]  # fmt: skip
+    list_filter = ["currency"]
+    list_select_related = ["tenant"]
+    search_fields = ["tenant__name"]
+    fields = [
+        "tenant", "currency", "tiers", "discount_ppm", "commitment", "commitment_fee", "minimum", "payment_days",
+        "valid_from", "valid_to",
+    ]  # fmt: skip

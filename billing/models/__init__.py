@@ -1,0 +1,31 @@
+"""The tables of the billing room: price book, tax, double-entry ledger.
+
+Read through `billing.selectors`, written through `billing.services` and `billing.ledger`. Invariants, kept by the
+database itself (constraints here, triggers in the migrations): approved versions of one scope never overlap and have
+two people; a price is superseded, never edited; ledger rows are only ever added; a transaction's entries sum to zero
+and have one currency; usage of a (request, revision) is posted once.
+"""
+
+from billing.models.base import Period, Version, new_id
+from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
+from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
+from billing.models.tax import BillingProfile, Issuer, TaxRate
+
+__all__ = [
+    "AccountKind",
+    "BillingProfile",
+    "ContractTerms",
+    "Issuer",
+    "LedgerAccount",
+    "LedgerEntry",
+    "LedgerTransaction",
+    "Period",
+    "PriceClass",
+    "PriceList",
+    "PriceMeter",
+    "PriceVersion",
+    "TaxRate",
+    "UsagePosting",
+    "Version",
+    "new_id",
+]
