@@ -42,7 +42,7 @@ def _no_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish(output: str, **owner: str) -> None:
     prices = {Meter.INPUT: Decimal(1), Meter.CACHED: Decimal(1), Meter.OUTPUT: Decimal(output)}
-    publish_prices(model="m", prices=prices, currency="USD", at=AT, actor="user:ada", **owner)
+    publish_prices(model="m", prices=prices, currency="USD", at=AT, actor="user:ada", approver="user:bob", **owner)
 
 
 def setting() -> tuple[Tenant, str, PriceList]:
