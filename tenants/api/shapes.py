@@ -305,7 +305,7 @@ class RotateIn(Strict):
         min_value=0,
         max_value=OVERLAP_SECONDS_MAX,
         default=86_400,
-        help_text="How long the old text still opens the key; those from before keep their own. 0 = only the new one does.",
+        help_text="How long the old text still opens the key; older ones keep their time. 0 = none does.",
     )
 
     def overlap(self) -> timedelta:
