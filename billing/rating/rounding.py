@@ -4,32 +4,10 @@ from contracts.money import NANO_PER_UNIT
 
 PPM = 1_000_000
 # ISO 4217: digits after the point where they are not two.
-_DIGITS = {
-    **dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3),
-    # fmt: off
-    **dict.fromkeys(
-        (
-            "BIF",
-            "CLP",
-            "DJF",
-            "GNF",
-            "ISK",
-            "JPY",
-            "KMF",
-            "KRW",
-            "PYG",
-            "RWF",
-            "UGX",
-            "VND",
-            "VUV",
-            "XAF",
-            "XOF",
-            "XPF",
-        ),
-        0,
-    ),
-    # fmt: on
-}
+_WHOLE = (
+    "BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "VND", "VUV", "XAF", "XOF", "XPF",
+)  # fmt: skip
+_DIGITS = {**dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3), **dict.fromkeys(_WHOLE, 0)}
 
 
 def div_half_even(dividend: int, divisor: int) -> int:
