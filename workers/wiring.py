@@ -41,10 +41,15 @@ class _Late:
         return self.publisher is not None and any(lane.waits_for_engine for lane in self.publisher.lanes)
 
 
-def build_worker(*, settings: WorkerSettings, engine: EngineSettings, redis: Client, clock: Clock) -> Worker:
-    """Raises ValueError for settings that do not fit together."""
+def build_worker(
+    *, settings: WorkerSettings, engine: EngineSettings, redis: Client, clock: Clock, host: EngineHost | None = None
+) -> Worker:
+    """`host`: an engine of the caller's own instead of the one in the settings.
+
+    Raises ValueError for settings that do not fit together.
+    """
     late = _Late()
-    host = _build_host(settings, engine, clock, late)
+    host = host or _build_host(settings, engine, clock, late)
     queue = FairQueue(redis, settings.pool_name, QueueBounds())
     publisher = late.publisher = Publisher(
         queue=queue,

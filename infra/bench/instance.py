@@ -125,10 +125,22 @@ class Instance:
         """The engine itself, past the whole platform."""
         return Target(name="engine", model=model, host="localhost", unix_socket=self.engine_socket())
 
-    def manage(self, *arguments: str, engine: str | None = None, deadline: float) -> subprocess.CompletedProcess[str]:
+    def environment_of_role(self, role: str) -> dict[str, str]:
+        """The environment of the first process with this role, as the kernel has it. Raises InstanceFailed, OSError."""
+        text = Path(f"/proc/{self.pid_of(role)}/environ").read_bytes().decode()
+        pairs = (item.partition("=") for item in text.split("\0") if item)
+        return {name: value for name, _, value in pairs}
+
+    def manage(
+        self,
+        *arguments: str,
+        engine: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        deadline: float,
+    ) -> subprocess.CompletedProcess[str]:
         """`manage.py ARGUMENTS` on this platform's state. Raises InstanceFailed past the deadline (seconds)."""
         command = [sys.executable, str(ROOT / "manage.py"), *arguments]
-        environment = environment_of(home=self.home, engine=engine, base=os.environ)
+        environment = environment_of(home=self.home, engine=engine, base=os.environ) | dict(settings or {})
         # A file, not a pipe: a detached child that inherits a pipe would keep us reading for ever.
         with tempfile.TemporaryFile("w+") as said:
             try:
@@ -175,16 +187,18 @@ def environment_of(*, home: Path, engine: str | None, base: Mapping[str, str]) -
 
 
 @contextmanager
-def private_instance(*, engine: str) -> Iterator[Instance]:
+def private_instance(*, engine: str, settings: Mapping[str, str] | None = None) -> Iterator[Instance]:
     """A platform of our own with this engine ("simulated" or "vllm"), stopped and removed at the end.
 
+    `settings`: environment variables of all its processes, over those that we have; ENGINE_URL among them names an
+    engine elsewhere instead.
     Raises InstanceFailed with the output of `up` and the ends of its logs when it does not serve.
     """
     home = Path(tempfile.mkdtemp(prefix=f"weir-{engine}-"))
     home.chmod(0o711)  # PostgreSQL may run as another user
     instance = Instance(home)
     try:
-        started = instance.manage("up", "--detach", engine=engine, deadline=UP_SECONDS[engine])
+        started = instance.manage("up", "--detach", engine=engine, settings=settings, deadline=UP_SECONDS[engine])
         if started.returncode != 0 or Instance.find(home) is None:
             raise InstanceFailed(
                 f"`ENGINE={engine} manage.py up --detach` ended with {started.returncode}:\n"

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from infra.bench.sse import BadAnswer, Head, Part, is_whole, read_body, read_events, read_head
 
@@ -98,8 +98,7 @@ class _Recording(asyncio.Protocol):
     done: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none of asyncio's classes
 
     def data_received(self, data: bytes) -> None:
         self.parts.append(Part(perf_counter(), data))

@@ -6,12 +6,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.bench import admission, overhead, queue
+from controlplane.local.children import NotReady
+from infra.bench import admission, overhead, queue, stream
 from infra.bench.instance import Instance
 from infra.bench.load import get_json
 from infra.bench.output import Measure
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
+from infra.bench.stream_stage import stage
 
 Rows = Sequence[tuple[str, str]]
 
@@ -137,6 +139,33 @@ async def run_queue(_: None, options: Options, start: Start) -> Finished:
     )
 
 
+async def run_stream(_: None, options: Options, start: Start) -> Finished:
+    """Bench `stream` on a platform of its own. Raises BenchFailed, InstanceFailed."""
+    plan = stream.Plan()
+    if options.concurrency or options.max_tokens:  # one number of streams alone, as for a profile
+        streams = options.concurrency or stream.AIMED_STREAMS
+        plan = replace(plan, tokens={streams: options.max_tokens or plan.tokens.get(streams, 200)})
+    if options.requests:
+        plan = replace(plan, rounds=options.requests)
+    machine = machine_rows()
+    try:
+        async with stage() as (weir, peer, events):
+            found = await stream.run(weir=weir, peer=peer, events=events, plan=plan, advance=start(plan.steps))
+    except (stream.StreamFailed, NotReady) as error:
+        raise BenchFailed(str(error)) from error
+    lines = stream.measures(found)
+    return Finished(
+        measures=lines,
+        record={
+            "machine": machine,
+            "engine": [("kind", "simulated, inside the worker: one token a step and stream, no cost of its own")],
+            "weir": stream.record_rows(found.weir),
+            stream.PEER: stream.record_rows(found.peer),
+            "aims": stream.verdict_rows(lines),
+        },
+    )
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -154,6 +183,12 @@ BENCHES = {
             name=queue.NAME,
             about="the fair queue alone: cycles a second by tenants, wake to claim, bytes of a request that waits",
             run=run_queue,
+            platform=False,
+        ),
+        Bench(
+            name=stream.NAME,
+            about="worker to client: tokens a second and the time between them by open streams, against a bare server",
+            run=run_stream,
             platform=False,
         ),
     )

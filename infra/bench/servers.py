@@ -1,0 +1,83 @@
+"""Server processes that live for a bench only, and what a process has cost the processor so far.
+
+Called by the benches that start more than a platform. Invariant: a server is ended with its block, however that comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from controlplane.local import probes
+from controlplane.local.children import ChildSpec, Identity, NotReady, Probe, spawn, stop_group, wait_ready
+from controlplane.local.ports import find_free
+from infra.bench.instance import ROOT
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SAID_BYTES = 2_000
+BARE = "infra.bench.bare_app:app"
+
+
+@asynccontextmanager
+async def serving(
+    command: tuple[str, ...],
+    *,
+    name: str,
+    env: Mapping[str, str],
+    probe: Probe,
+    port: int | None = None,
+    ready_seconds: float = 60.0,
+) -> AsyncIterator[int]:
+    """The pid of a server once `probe` is content. Raises NotReady with the end of what it said."""
+    with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
+        log = Path(folder, f"{name}.log")
+        spec = ChildSpec(
+            name=name, role="bench", command=command, env=env, cwd=ROOT, probe=probe, port=port,
+            ready_deadline=ready_seconds, stop_deadline=20.0,
+        )  # fmt: skip
+        process = spawn(spec=spec, log=log)
+        identity = Identity.of(pid=process.pid)
+        try:
+            reason = await wait_ready(spec=spec, pid=process.pid, has_ended=lambda: process.poll() is not None)
+            if reason is not None:
+                raise NotReady(f"{name} does not serve: {reason}\n{log.read_text(errors='replace')[-_SAID_BYTES:]}")
+            yield process.pid
+        finally:
+            if identity is not None:
+                await asyncio.to_thread(
+                    stop_group, identity=identity, signum=spec.stop_signal, deadline=spec.stop_deadline
+                )
+            process.wait(timeout=10)
+
+
+@asynccontextmanager
+async def bare_server(*, model: str, events: Path | None = None) -> AsyncIterator[tuple[int, int]]:
+    """`bare_app` under uvicorn, as a gateway runs under it: its port and its pid. Raises NotReady."""
+    port = find_free(taken=[])
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT)]),
+        "WEIR_BENCH_MODEL": model,
+        "WEIR_BENCH_EVENTS": str(events or ""),
+    }
+    command = (
+        *(sys.executable, "-m", "uvicorn", BARE, "--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop"),
+        *("--http", "httptools", "--no-access-log", "--log-level", "warning", "--timeout-keep-alive", "75"),
+    )
+    probe = probes.http(port=port, path="/v1/models")
+    async with serving(command, name="bare", env=env, probe=probe, port=port) as pid:
+        yield port, pid
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has had of the processor, in user and system mode (proc(5)); without its children.
+
+    Raises OSError when it has ended.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
