@@ -45,7 +45,7 @@ async def serving(
         try:
             reason = await wait_ready(spec=spec, pid=process.pid, has_ended=lambda: process.poll() is not None)
             if reason is not None:
-                raise NotReady(f"{name} does not serve: {reason}\n{log.read_text(errors='replace')[-_SAID_BYTES:]}")
+                raise NotReady(f"{name} does not serve: {reason}\n{_end_of(log)}")
             yield process.pid
         finally:
             if identity is not None:
@@ -72,6 +72,10 @@ async def bare_server(*, model: str, events: Path | None = None) -> AsyncIterato
     probe = probes.http(port=port, path="/v1/models")
     async with serving(command, name="bare", env=env, probe=probe, port=port) as pid:
         yield port, pid
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-_SAID_BYTES:]
 
 
 def cpu_seconds(pid: int) -> float:
