@@ -1,8 +1,9 @@
 """A simulated engine inside the worker's own process, which costs next to nothing.
 
-Run by bench `stream` as `python -m infra.bench.inline_engine`, so that what is measured is the platform's way and not an engine's: the whole production worker
-(`workers.wiring`), with an engine that steps all its sequences together, one token each, as real ones do. `seed` of a
-request is its pace in tokens a second; without one the engine steps as fast as the worker takes it.
+Run by bench `stream` as `python -m infra.bench.inline_engine`, so that what is measured is the platform's way and not
+an engine's: the whole production worker (`workers.wiring`), with an engine that steps all its sequences together, one
+token each, as real ones do. `seed` of a request is its pace in tokens a second; without one the engine steps as fast as
+the worker takes it.
 """
 
 from __future__ import annotations

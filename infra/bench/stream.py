@@ -101,7 +101,7 @@ async def run(*, weir: Side, peer: Side, events: Path, plan: Plan, advance: Call
     found = Found(plan=plan, weir=weir, peer=peer)
     for streams, tokens in plan.tokens.items():
         for length in (tokens, plan.paced_tokens):
-            await _record(weir.target, events / f"{length}.events", tokens=length)
+            _keep(events / f"{length}.events", await _recorded(weir.target, tokens=length))
         async with (
             open_connections(weir.target, count=streams) as ours,
             open_connections(peer.target, count=streams) as theirs,
@@ -119,11 +119,15 @@ async def run(*, weir: Side, peer: Side, events: Path, plan: Plan, advance: Call
     return found
 
 
-async def _record(target: Target, path: Path, *, tokens: int) -> None:
-    """Keeps one answer of Weir's, byte for byte, for the peer to send."""
+async def _recorded(target: Target, *, tokens: int) -> bytes:
+    """One answer of Weir's, byte for byte, for the peer to send."""
     async with open_connections(target, count=1) as (connection,):
         [(_, head, parts)] = await _exchange([connection], tokens=tokens, pace=0)
-    path.write_bytes(b"".join(part.data for part in read_body(parts, head=head)))
+    return b"".join(part.data for part in read_body(parts, head=head))
+
+
+def _keep(path: Path, body: bytes) -> None:
+    path.write_bytes(body)
 
 
 async def _exchange(

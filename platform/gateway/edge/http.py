@@ -135,6 +135,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
         self.scope["state"]["unread"] = self._unread
+        self.scope["state"]["paused"] = self._is_paused
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             _end_by_close(self.cycle)
 
@@ -177,6 +178,10 @@ class HttpProtocol(HttpToolsProtocol):
         elif version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
             return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", param="Transfer-Encoding", code="invalid_http")
         return None
+
+    def _is_paused(self) -> bool:
+        """Whether a send would wait for the client to take what was written before."""
+        return bool(self.flow.write_paused)
 
     def _unread(self) -> int:
         """Bytes that were written and that the peer has not acknowledged: those here and those in the kernel."""

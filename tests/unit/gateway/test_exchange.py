@@ -33,7 +33,8 @@ class Client:
 
 
 def exchange_of(client: Client) -> Exchange:
-    scope = {"method": "GET", "path": "/", "headers": [], "client": ("::1", 1), "state": {"unread": client.left}}
+    state = {"unread": client.left, "paused": lambda: not client.window.is_set()}
+    scope = {"method": "GET", "path": "/", "headers": [], "client": ("::1", 1), "state": state}
 
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError
@@ -45,6 +46,12 @@ def exchange_of(client: Client) -> Exchange:
 class TestWrite:
     async def test_waits_while_something_is_taken(self) -> None:
         client = Client([500, 400, 399, 398])
+        await exchange_of(client).write(b"frame")
+        assert client.sent == [b"frame"]
+
+    async def test_asks_nothing_of_a_connection_that_takes_it_at_once(self) -> None:
+        client = Client([])
+        client.window.set()
         await exchange_of(client).write(b"frame")
         assert client.sent == [b"frame"]
 
