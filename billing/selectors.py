@@ -162,7 +162,7 @@ def ledger_totals(*, tenant_id: str, start_ms: int, end_ms: int) -> dict[str, Le
 
 
 def receivable_nano(*, tenant_id: str, currency: str) -> int:
-    """What the tenant owes for usage by the entries themselves, over all time."""
+    """What the tenant owes by the entries themselves: usage and invoices, less credit and payments."""
     total = LedgerEntry.objects.filter(
         account__tenant_id=tenant_id, account__kind=AccountKind.RECEIVABLE, account__currency=currency
     ).aggregate(total=Sum("amount"))["total"]
@@ -170,7 +170,7 @@ def receivable_nano(*, tenant_id: str, currency: str) -> int:
 
 
 def posted_nano(*, tenant_id: str, currency: str) -> int:
-    """What was posted for the tenant request by request, over all time. Always equal to `receivable_nano` so far."""
+    """What was posted for the tenant request by request, over all time: `receivable_nano` before any invoice."""
     total = UsagePosting.objects.filter(tenant_id=tenant_id, currency=currency).aggregate(total=Sum("amount"))["total"]
     return nano_from_decimal(total or Decimal(0))
 

@@ -1,5 +1,6 @@
 """Money in the admin: proposed, approved, superseded, never edited; the ledger is for looking."""
 
+from billing.admin.credits import CreditAlertAdmin, CreditGrantAdmin
 from billing.admin.ledger import LedgerAccountAdmin, LedgerTransactionAdmin, UsagePostingAdmin
 from billing.admin.prices import ContractTermsAdmin, PriceListAdmin, PriceVersionAdmin
 from billing.admin.tax import BillingProfileAdmin, IssuerAdmin, TaxRateAdmin
@@ -7,6 +8,8 @@ from billing.admin.tax import BillingProfileAdmin, IssuerAdmin, TaxRateAdmin
 __all__ = [
     "BillingProfileAdmin",
     "ContractTermsAdmin",
+    "CreditAlertAdmin",
+    "CreditGrantAdmin",
     "IssuerAdmin",
     "LedgerAccountAdmin",
     "LedgerTransactionAdmin",

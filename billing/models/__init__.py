@@ -1,4 +1,4 @@
-"""The tables of the billing room: price book, tax, double-entry ledger.
+"""The tables of the billing room: price book, tax, double-entry ledger, credit.
 
 Read through `billing.selectors`, written through `billing.services` and `billing.ledger`. Invariants, kept by the
 database itself (constraints here, triggers in the migrations): approved versions of one scope never overlap and have
@@ -7,6 +7,7 @@ and have one currency; usage of a (request, revision) is posted once.
 """
 
 from billing.models.base import Period, Version, new_id
+from billing.models.credits import CreditAlert, CreditGrant, CreditMovement, MovementKind
 from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
 from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
 from billing.models.tax import BillingProfile, Issuer, TaxRate
@@ -15,10 +16,14 @@ __all__ = [
     "AccountKind",
     "BillingProfile",
     "ContractTerms",
+    "CreditAlert",
+    "CreditGrant",
+    "CreditMovement",
     "Issuer",
     "LedgerAccount",
     "LedgerEntry",
     "LedgerTransaction",
+    "MovementKind",
     "Period",
     "PriceClass",
     "PriceList",

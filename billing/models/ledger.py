@@ -10,7 +10,9 @@ class AccountKind(models.TextChoices):
     PREPAID_CREDIT = "prepaid_credit", "Prepaid credit"
     REVENUE = "revenue", "Revenue"
     TAX = "tax", "Tax"
-    BREAKAGE = "breakage", "Breakage"
+    BREAKAGE = "breakage", "Breakage"  # credit that was bought and expired unused
+    CASH = "cash", "Cash"  # money that came in: payments, top-ups
+    PROMOTION = "promotion", "Promotion"  # credit that was given
 
 
 class LedgerAccount(models.Model):

@@ -55,6 +55,12 @@ app.conf.beat_schedule = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    "expire credit": {"task": "billing.tasks.expire_credits", "schedule": 600.0, "options": {"expires": 600}},
+    "tell of credit that runs out": {
+        "task": "billing.tasks.tell_of_credit",
+        "schedule": 60.0,
+        "options": {"expires": 60},
+    },
     "end keys whose time is over": {"task": "tenants.tasks.expire_keys", "schedule": 30.0, "options": {"expires": 30}},
     "push key epochs": {"task": "tenants.tasks.push_epochs", "schedule": 30.0, "options": {"expires": 30}},
 }

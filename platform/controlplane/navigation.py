@@ -39,7 +39,13 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             "Money",
             ("Prices", "sell", "admin:billing_priceversion_changelist"),
             ("Price lists", "list", "admin:billing_pricelist_changelist"),
+            ("Contract terms", "contract", "admin:billing_contractterms_changelist"),
+            ("Credit", "savings", "admin:billing_creditgrant_changelist"),
+            ("Credit alerts", "notifications", "admin:billing_creditalert_changelist"),
             ("Ledger", "account_balance", "admin:billing_ledgertransaction_changelist"),
+            ("Billing addresses", "home_work", "admin:billing_billingprofile_changelist"),
+            ("Tax rates", "percent", "admin:billing_taxrate_changelist"),
+            ("Issuer", "storefront", "admin:billing_issuer_changelist"),
         ),
         _group(
             "Access",

@@ -22,6 +22,8 @@ class TestAppendOnly:
     def test_is_what_it_was(self) -> None:
         assert kept() == [
             "billing_contractterms",
+            "billing_creditgrant",
+            "billing_creditmovement",
             "billing_ledgeraccount",
             "billing_ledgerentry",
             "billing_ledgertransaction",

@@ -36,6 +36,10 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
     "billing.ledgeraccount": ({"operator", "finance"}, set()),
     "billing.ledgertransaction": ({"operator", "finance"}, set()),
     "billing.usageposting": ({"operator", "finance"}, set()),
+    **{
+        f"billing.{model}": ({"operator", "finance"}, {"operator"})
+        for model in ("contractterms", "taxrate", "issuer", "billingprofile", "creditgrant", "creditalert")
+    },
     "controlplane.servedmodel": ({"operator", "support"}, {"operator"}),
     "axes.accesslog": ({"operator"}, set()),
     "axes.accessattempt": ({"operator"}, set()),
