@@ -2,9 +2,9 @@
 
 from django.contrib import admin
 from django.urls import include, path
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from controlplane import views
+from controlplane.documents import DocsView, SchemaView
 from controlplane.pages import limits, refusals
 
 urlpatterns = [
@@ -22,11 +22,11 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),
     path("api/v1/", include("tenants.webhooks.urls")),
-    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api_docs"),
+    path("api/schema", SchemaView.as_view(), name="schema"),
+    path("api/docs/", DocsView.as_view(url_name="schema"), name="api_docs"),
     path(
         "api/docs/inference/",
-        SpectacularSwaggerSplitView.as_view(url="/v1/openapi.json", title="Weir inference API"),
+        DocsView.as_view(url="/v1/openapi.json", title="Weir inference API"),
         name="inference_docs",
     ),
 ]

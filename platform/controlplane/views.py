@@ -278,4 +278,5 @@ def _moment(at_ms: int) -> str:
 
 
 def _error(message: str, *, status: int, kind: str, code: str) -> JsonResponse:
-    return JsonResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
+    param = {400: "request", 403: "Authorization", 404: "path"}.get(status)
+    return JsonResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status=status)

@@ -1,9 +1,11 @@
 """Errors of the management API in OpenAI's error object, with RFC 9457's members beside it.
 
 `{"error": {message, type, param, code}, "type": "urn:weir:error:<code>", "title", "status", "detail"}`: an OpenAI SDK
-reads the first, a reader of problem details the rest; both say the same.
+reads the first, a reader of problem details the rest; both say the same. `param` names the field, the parameter or the
+header that is wrong, else the part of the request that is (`body`, `path`, …), as on /v1; of a 5xx it is null.
 """
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -11,11 +13,13 @@ from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
+from django.db.models.constraints import BaseConstraint
 from django.http import Http404, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
 from contracts.errors import Conflict, Rejected, Unprocessable, WeirError
+from contracts.text import shown
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 _CODES = {
@@ -31,8 +35,49 @@ _CODES = {
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
+# What `param` names where no field does.
+_PARTS = {
+    401: "Authorization",
+    403: "Authorization",
+    404: "path",
+    405: "method",
+    406: "Accept",
+    413: "body",
+    415: "Content-Type",
+}
 _LOCK_NOT_AVAILABLE = "55P03"
+_OUT_OF_RANGE = frozenset({"23502", "23514"})  # not-null and check: a wrong value, not a clash
 _AGAIN_SECONDS = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What a client hears of a constraint that its request would break. `{}` in `says` is the value that it sent."""
+
+    status: int
+    param: str | None
+    says: str
+
+
+# By the name in PostgreSQL, whichever finds it: Django before the write, or PostgreSQL where two came at once.
+CONSTRAINTS = {
+    "tenant_name_unique": Broken(409, "name", "A tenant named {} exists already."),
+    "project_name_unique": Broken(409, "name", "A project named {} exists already."),
+    "member_unique": Broken(409, "user", "{} is a member already."),
+    "tenants_plan_name_key": Broken(409, "name", "A plan named {} exists already."),
+    "limit_once_per_owner_metric_model": Broken(409, None, "Another request sets this limit right now; send it again."),
+    "tenant_currency": Broken(400, "currency", "Three capital letters, like USD."),
+    "plan_weight_positive": Broken(400, "weight_milli", "At least 1."),
+    "plan_max_tokens_positive": Broken(400, "max_tokens_default", "At least 1."),
+    "limit_cap_range": Broken(400, "cap", "The cap is out of its range."),
+}
+# No request breaks these; if one does it is a fault of ours, told as a conflict without a name.
+UNREACHABLE = {
+    "limit_has_one_owner": "the service writes the owner, whole",
+    "idempotent_write_once": "a second write waits for the first, and gets its answer",
+    "tenants_apikey_digest_key": "two new keys of 190 random bits",
+    "tenants_apikey_previous_digest_key": "the same",
+}
 
 
 class KeyReused(Unprocessable):
@@ -58,10 +103,9 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, WeirError):
         return _answer(error.status, error.message, param=error.param, code=error.code, kind=error.type)
     if isinstance(error, DjangoValidationError):
-        param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
-        return _answer(400, message, param=param)
+        return _invalid(error, context)
     if isinstance(error, IntegrityError | DataError | OperationalError | InterfaceError | InternalError):
-        return database_error(error)
+        return database_error(error, context)
     if isinstance(error, SuspiciousOperation):
         return _unreadable(error)
     if isinstance(error, Http404):
@@ -70,19 +114,24 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
         return _answer(403, "You may not do this.")
     if isinstance(error, exceptions.APIException):
         param, message = _first(error.detail)
-        answer = _answer(error.status_code, message, param=param)
+        answer = _answer(error.status_code, message, param=param or ("body" if error.status_code == 400 else None))
         if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
             answer["WWW-Authenticate"] = "Bearer"
         return answer
     return None
 
 
-def database_error(error: Exception) -> Response:
+def database_error(error: Exception, context: dict[str, Any] | None = None) -> Response:
     """What PostgreSQL refused or could not say."""
     if isinstance(error, IntegrityError):
+        name = getattr(getattr(error.__cause__, "diag", None), "constraint_name", None)
+        if name in CONSTRAINTS:
+            return _broken(CONSTRAINTS[name], context or {})
+        if getattr(error.__cause__, "sqlstate", None) in _OUT_OF_RANGE:
+            return _answer(400, "A value is out of its range.", param="body")
         return _answer(409, "This conflicts with what is already there.")
     if isinstance(error, DataError):
-        return _answer(400, "A value cannot be stored.")
+        return _answer(400, "A value cannot be stored.", param="body")
     if getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
         busy = Conflict("Another request changes this right now.")
         answer = _answer(busy.status, busy.message, code=busy.code, kind=busy.type)
@@ -105,13 +154,41 @@ def _unreadable(error: Exception) -> Response:
     return _answer(400, "The request cannot be read.")
 
 
+def _invalid(error: DjangoValidationError, context: dict[str, Any]) -> Response:
+    """What a service or a model's own check refused."""
+    fields: dict[str, list[DjangoValidationError]] = getattr(error, "error_dict", None) or {"": error.error_list}
+    broken = CONSTRAINTS.get(_constraint_of(next(iter(fields.values()))[0]))
+    if broken is not None:
+        return _broken(broken, context)
+    param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
+    return _answer(400, message, param=param or "request")
+
+
+def _constraint_of(error: DjangoValidationError) -> str:
+    """The constraint that a model's check found broken; "" for another error."""
+    if error.code == "unique" and error.params:  # a field's own, which Django and PostgreSQL name differently
+        model, fields = error.params["model_class"], error.params["unique_check"]
+        return f"{model._meta.db_table}_{model._meta.get_field(fields[0]).column}_key"  # noqa: SLF001 - Django's own API
+    if error.code in CONSTRAINTS:
+        return error.code
+    said = str(BaseConstraint.default_violation_error_message)
+    return next((name for name in CONSTRAINTS if error.messages == [said % {"name": name}]), "")
+
+
+def _broken(broken: Broken, context: dict[str, Any]) -> Response:
+    data = getattr(context.get("request"), "data", None)
+    value = data.get(broken.param) if isinstance(data, dict) else None
+    message = broken.says.format(shown(value) if isinstance(value, str) else "this")
+    return _answer(broken.status, message, param=broken.param)
+
+
 def _answer(
     status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
 ) -> Response:
     body = {
         "message": message,
         "type": kind or _TYPES.get(status, "invalid_request_error"),
-        "param": param,
+        "param": param or _PARTS.get(status),
         "code": code or _CODES.get(status, "invalid_value"),
     }
     problem = {

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
@@ -60,7 +59,7 @@ class KeyRoute(mixins.ListModelMixin, Route[ApiKey]):
     def create(self, request: Request) -> Response:
         body = self.body(shapes.KeyIn)
         projects = Project.objects.filter(self.mine(), deleted_at=None).select_related("tenant")
-        project = get_object_or_404(projects, id=body.pop("project"))
+        project = self.named(projects, body.pop("project"), param="project")
         key, plaintext = services.create_key(project=project, **body, actor=actor_of(request))
         return self.answer(key, status=201, key=plaintext)
 

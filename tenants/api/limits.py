@@ -6,7 +6,6 @@ A customer may tighten its projects and keys; what it may use in all is its cont
 from typing import Any
 
 from django.db.models import Q, QuerySet
-from django.shortcuts import get_object_or_404
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework.request import Request
@@ -42,8 +41,9 @@ class _OfOwner(mixins.ListModelMixin, Route[LimitSetting]):
             return {"tenant": tenant}
         if scope == "project":
             rows = Project.objects.filter(self.mine(), deleted_at=None).select_related("tenant")
-            return {"project": get_object_or_404(rows, id=wanted)}
-        return {"api_key": get_object_or_404(ApiKey.objects.filter(self.mine()).select_related("tenant"), id=wanted)}
+            return {"project": self.named(rows, wanted, param="id")}
+        keys = ApiKey.objects.filter(self.mine()).select_related("tenant")
+        return {"api_key": self.named(keys, wanted, param="id")}
 
 
 @extend_schema_view(list=extend_schema(summary="List limits"), retrieve=extend_schema(summary="Read a limit"))

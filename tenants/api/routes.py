@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import uuid_utils
-from django.db import InterfaceError, InternalError, OperationalError, transaction
+from django.db import IntegrityError, InterfaceError, InternalError, OperationalError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -21,7 +21,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, NotFound
 from tenants.api import repeats
 from tenants.api.auth import Caller, ManagementKey, MayDo, SignedIn, caller_of
 from tenants.api.errors import as_json, database_error
@@ -35,6 +35,7 @@ from tenants.roles import Action
 from tenants.row_scope import as_tenant
 
 M = TypeVar("M", bound=Model)
+N = TypeVar("N", bound=Model)
 OF_TENANT = by_id("tenant_id", "Rows of this tenant; of use to operators, who see every tenant's.")
 
 
@@ -60,7 +61,7 @@ class Route(viewsets.GenericViewSet[M]):
                 response = super().dispatch(request, *args, **kwargs)
                 if response.status_code >= 400:
                     transaction.set_rollback(True)
-        except (OperationalError, InterfaceError, InternalError) as error:
+        except (IntegrityError, OperationalError, InterfaceError, InternalError) as error:
             response = as_json(database_error(error))
         response.headers.setdefault("X-Request-ID", str(uuid_utils.uuid7()))
         response.headers.setdefault("Cache-Control", "no-store")
@@ -75,9 +76,17 @@ class Route(viewsets.GenericViewSet[M]):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """After authentication and permission: the first answer to a repeat."""
         super().initial(request, *args, **kwargs)
+        if request.method not in ("GET", "HEAD"):
+            self._refuse_parameters(request)
         if request.method == "POST" and repeats.HEADER in request.headers and "post" in vars(self):
             # `as_view` has put the action of this path there, and `dispatch` takes it from there next.
             vars(self)["post"] = partial(repeats.once, vars(self)["post"])
+
+    def _refuse_parameters(self, request: Request) -> None:
+        """A change is told by its body. Only `?tenant=` narrows it, where the route has tenants' rows."""
+        for param in request.query_params:
+            if param != "tenant" or "tenant" not in (self.filters or ()):
+                raise InvalidRequest("This parameter is not known.", param=param[:100])
 
     def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
         """A foreign id is not found, also by who may not do this to its own."""
@@ -94,10 +103,17 @@ class Route(viewsets.GenericViewSet[M]):
     def one_tenant(self, wanted: Any) -> Tenant:
         """The tenant named, or the caller's own. Raises Http404, and InvalidRequest when an operator names none."""
         if wanted is not None:
-            return get_object_or_404(self.tenants(), id=wanted)
+            return self.named(self.tenants(), wanted, param="tenant")
         if not caller_of(self.request).is_operator:
             return get_object_or_404(self.tenants())
         raise InvalidRequest("Name the tenant.", param="tenant", code="missing_required_parameter")
+
+    def named(self, rows: QuerySet[N], wanted: Any, *, param: str) -> N:
+        """The row that a field of the body names by its id. Raises NotFound with the field."""
+        row = rows.filter(id=wanted).first()
+        if row is None:
+            raise NotFound("Not found.", param=param)
+        return row
 
     def mine(self) -> Q:
         """Filter of a tenant-owned table: what the caller may see, narrowed by `?tenant=`."""

@@ -63,6 +63,15 @@ class Text(serializers.CharField):
         return super().to_internal_value(data)
 
 
+class Choice(serializers.ChoiceField):
+    """One of a few words, all of which its error names."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str) or data not in self.choices:
+            raise serializers.ValidationError(f"One of: {', '.join(map(str, self.choices))}.")
+        return super().to_internal_value(data)
+
+
 class Flag(serializers.BooleanField):
     """`true` or `false`, not a word for it."""
 
@@ -283,7 +292,7 @@ class _KeyFields(Strict):
 class KeyIn(_KeyFields):
     project = serializers.UUIDField()
     scopes = serializers.ListField(
-        child=serializers.ChoiceField(choices=KeyScope.choices),
+        child=Choice(choices=KeyScope.choices),
         min_length=1,
         max_length=1,
         default=["inference"],
@@ -326,11 +335,11 @@ class MemberOut(serializers.ModelSerializer[Member]):
 class MemberIn(Strict):
     tenant = serializers.UUIDField(required=False, help_text="An operator names it; others have their own.")
     user = Text(max_length=150, help_text="User name of somebody who signs in here.")
-    role = serializers.ChoiceField(choices=Role.choices, default=Role.DEVELOPER.value)
+    role = Choice(choices=Role.choices, default=Role.DEVELOPER.value)
 
 
 class MemberPatch(Strict):
-    role = serializers.ChoiceField(choices=Role.choices)
+    role = Choice(choices=Role.choices)
 
 
 class LimitOut(serializers.ModelSerializer[LimitSetting]):
@@ -341,7 +350,7 @@ class LimitOut(serializers.ModelSerializer[LimitSetting]):
 
 
 class CapIn(Strict):
-    metric = serializers.ChoiceField(choices=METRICS)
+    metric = Choice(choices=METRICS)
     cap = Whole(
         min_value=0,
         max_value=CAP_MAX,
@@ -351,7 +360,7 @@ class CapIn(Strict):
 
 
 class _Owned(Strict):
-    scope = serializers.ChoiceField(choices=SCOPES)
+    scope = Choice(choices=SCOPES)
     id = serializers.UUIDField(help_text="Of the tenant, project or key, as `scope` says.")
     model = Text(max_length=100, required=False, default="", allow_blank=True, help_text="Empty = all models together.")
 
@@ -407,7 +416,7 @@ class BudgetOut(serializers.ModelSerializer[LimitSetting]):
 
 
 class BudgetIn(_Owned):
-    period = serializers.ChoiceField(choices=list(PERIODS))
+    period = Choice(choices=list(PERIODS))
     amount = Amount(allow_null=True, help_text="Spent at most, exactly; 0 blocks, null removes the budget.")
     alerts = serializers.ListField(
         child=Whole(min_value=1, max_value=100),

@@ -37,7 +37,7 @@ def add_member(
     if Member.objects.filter(tenant=tenant, deleted_at=None).count() >= MEMBERS_MAX:
         raise ValidationError(f"A tenant has at most {MEMBERS_MAX} members.")
     if Member.objects.filter(tenant=tenant, user_id=user.pk, deleted_at=None).exists():
-        raise ValidationError({"user": "This person is a member."})
+        raise ValidationError({"user": ValidationError("This person is a member.", code="member_unique")})
     member = Member(tenant=tenant, user_id=user.pk, role=role)
     member.full_clean()
     member.save()

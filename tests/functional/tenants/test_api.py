@@ -124,7 +124,7 @@ class TestTenants:
     def test_are_made_and_moved_by_operators(self, operator: Api, plan: Plan) -> None:
         status, made = operator("post", "tenants", {"name": "acme", "plan": "basic", "timezone": "Europe/Berlin"})
         assert (status, made["state"], made["plan"]) == (201, "active", "basic")
-        assert operator("post", "tenants", {"name": "acme", "plan": "basic"})[0] == 400
+        assert operator("post", "tenants", {"name": "acme", "plan": "basic"})[0] == 409
         assert operator("post", f"tenants/{made['id']}/suspend", {"reason": "unpaid"})[1]["state"] == "suspended"
         assert operator("post", f"tenants/{made['id']}/resume", {})[1]["state"] == "active"
         _, changed = operator.change(f"tenants/{made['id']}", {"timezone": "UTC", "queued_max": 7})

@@ -75,14 +75,14 @@ class TestRoles:
     def test_refuses_strangers_twins_and_unknown_roles(self, acme: Customer) -> None:
         owner = member(acme, "owner", "olga")
         User.objects.create_user("gone", password="x", is_active=False)
-        for body, param in (
-            ({"user": "nobody"}, "user"),
-            ({"user": "gone"}, "user"),
-            ({"user": "olga"}, "user"),
-            ({"user": "olga", "role": "king"}, "role"),
+        for body, refused, param in (
+            ({"user": "nobody"}, 400, "user"),
+            ({"user": "gone"}, 400, "user"),
+            ({"user": "olga"}, 409, "user"),
+            ({"user": "olga", "role": "king"}, 400, "role"),
         ):
             status, answer = owner("post", "members", body)
-            assert (status, answer["error"]["param"]) == (400, param), body
+            assert (status, answer["error"]["param"]) == (refused, param), body
 
 
 class TestLastOwner:
