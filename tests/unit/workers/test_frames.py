@@ -79,6 +79,19 @@ class TestRewriting:
         [frame] = await plain(include_usage=True).feed(chunk(said("hi"), completion=1))
         assert frame["usage"] is None
 
+    @pytest.mark.parametrize("usage", [False, True])
+    @pytest.mark.parametrize("text", ["hi", ' "\\ \n', "\u00e9\U0001f600\x00"])
+    @pytest.mark.parametrize("more", [{}, {"stop_reason": None, "token_ids": [7]}, {"logprobs": {"content": []}}])
+    async def test_writes_a_usual_chunk_as_it_writes_any_other(self, more, text, usage):
+        choice = {**said(text), **more}
+        short, long = plain(include_usage=usage), plain(include_usage=usage)
+        [frame] = await short.feed(chunk(choice, completion=1, usage={"prompt_tokens": 10}))
+        [other] = await long.feed(chunk(choice, completion=1, usage={"prompt_tokens": 10}, fingerprint="unusual"))
+        assert other.pop("fingerprint") == "unusual"
+        assert frame == other
+        assert short.builder.answer() == long.builder.answer()
+        assert short.builder.delivered_tokens == long.builder.delivered_tokens == 1
+
     async def test_names_plain_completions_differently(self):
         stream = plain(endpoint=Endpoint.COMPLETIONS)
         [frame] = await stream.feed(chunk({"index": 0, "text": "hi", "finish_reason": None}, completion=1))
