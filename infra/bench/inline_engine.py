@@ -30,11 +30,25 @@ WORDS = (" a", " stream", " of", " words", " that", " mean", " nothing", " at", 
 _BLOCKS = 10**6
 
 
+def _body(delta: dict[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "token_ids": None}
+    return {"choices": [choice]}
+
+
+def _edge(*, first: bool, last: bool) -> dict[str, Any]:
+    """The first chunk has the role, the last the finish reason."""
+    role = {"role": "assistant"} if first else {}
+    return _body({**role, "content": WORDS[0]}, finish="length" if last else None)
+
+
+_BODIES = [_body({"content": word}) for word in WORDS]  # read only by whoever gets them
+
+
 class Steps:
-    """Wakes all that wait for the engine's next step, at one pace (steps a second; 0: as fast as they come back)."""
+    """Wakes all that wait for the engine's next step, at one pace (steps a second)."""
 
     def __init__(self, pace: int) -> None:
-        self._seconds = 1 / pace if pace else 0.0
+        self._seconds = 1 / pace
         self._waiting: list[asyncio.Future[None]] = []
         self._due = 0.0
 
@@ -44,10 +58,7 @@ class Steps:
         future = loop.create_future()
         if not self._waiting:
             self._due = max(self._due + self._seconds, loop.time())
-            if self._seconds:
-                loop.call_at(self._due, self._step)
-            else:
-                loop.call_soon(self._step)
+            loop.call_at(self._due, self._step)
         self._waiting.append(future)
         await future
 
@@ -80,19 +91,15 @@ class InlineEngine:
 
     async def _chunks(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         pace = int(request.body.get("seed") or 0)
-        steps = self._steps.setdefault(pace, Steps(pace))
-        for number in range(1, request.max_tokens + 1):
-            await steps.next()
+        steps = self._steps.setdefault(pace, Steps(pace)) if pace else None
+        last = request.max_tokens
+        for number in range(1, last + 1):
+            await (steps.next() if steps is not None else asyncio.sleep(0))
             self._made += 1
-            delta: dict[str, Any] = {"content": WORDS[number % len(WORDS)]}
-            if number == 1:
-                delta["role"] = "assistant"
-            choice = {
-                "index": 0, "delta": delta, "logprobs": None, "token_ids": None,
-                "finish_reason": "length" if number == request.max_tokens else None,
-            }  # fmt: skip
-            counts = TokenCounts(prompt=PROMPT_TOKENS, completion=number)
-            yield EngineChunk(body={"choices": [choice]}, counts=counts)
+            body = (
+                _BODIES[number % len(_BODIES)] if 1 < number < last else _edge(first=number == 1, last=number == last)
+            )
+            yield EngineChunk(body=body, counts=TokenCounts(prompt=PROMPT_TOKENS, completion=number))
 
     async def health(self) -> bool:
         return True
