@@ -1,7 +1,7 @@
-"""Why a request was refused, kept for a week where an operator can look it up by the request's id.
+"""Why a request was refused, kept for a week where its tenant and an operator can look it up by the request's id.
 
-Written by `edge/app.py` after the refusal was answered and by `realtime/responses.py`, read by the console. A refusal
-costs no database write and no counter: one entry in a stream of its tenant, bounded in length and time; who could not
+Written by `edge/app.py` after the refusal was answered and by `realtime/responses.py`, read by `edge/requests.py` and
+by the console. A refusal costs no database write and no counter: one entry in a stream of its tenant, bounded in length and time; who could not
 be told apart (no key, a wrong one) goes into one stream for all. Invariants: best effort, never in a request's way:
 bounded in time and in how many are written at once, dropped beyond, and a store that is away is said in the log once a
 minute at most; an entry holds what the client was told and no key or prompt.
@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from contracts.clock import Clock
 from contracts.errors import Rejected
 from contracts.tenancy import TenantContext
+from gateway.surface.errors import param_of
 from tenants.limits import keys as names
 
 ENTRIES_MAX = 1_000  # of one tenant
@@ -45,6 +46,7 @@ class Refusal:
     message: str
     path: str
     param: str | None = None
+    type: str = "invalid_request_error"
     retry_after_ms: int | None = None
     tenant_id: str = ""
     project_id: str = ""
@@ -71,7 +73,8 @@ class Refusals:
             code=error.code,
             message=error.message,
             path=path[:200],
-            param=error.param,
+            param=param_of(error),
+            type=error.type,
             retry_after_ms=error.retry_after_ms,
             tenant_id=caller.tenant_id if caller else "",
             project_id=caller.project_id if caller else "",
@@ -109,6 +112,14 @@ class Refusals:
             streams = await pipe.execute()
         found = (_read(entry) for stream in streams for entry in stream)
         return next((refusal for refusal in found if refusal.request_id == request_id), None)
+
+    async def find_own(self, request_id: str, *, tenant_id: str) -> Refusal | None:
+        """The refusal of a request of this tenant's; None for any other, and for what is no id of ours."""
+        try:
+            found = await self.find(request_id, tenant_ids=[tenant_id])
+        except ValueError:
+            return None
+        return found if found is not None and found.tenant_id == tenant_id else None
 
     async def latest(self, *, tenant_id: str, limit: int) -> list[Refusal]:
         """The newest refusals of a tenant; of unknown callers for an empty id."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from contracts.errors import DeadlinePassed, SlowReader, WeirError
 from contracts.jobs import Ticket
@@ -41,6 +42,7 @@ async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySe
             final = _required(relay.final)
             failure = failure_of(final)
             if failure is not None and not exchange.started:
+                exchange.beside = _billed(final)
                 raise failure
             await _continue(exchange, answer, _ending(answer.ticket, final), more=False)
             return
@@ -54,7 +56,8 @@ async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySe
         if not isinstance(error, WeirError):
             log.exception("request %s: its stream failed", answer.ticket.request_id)
             error = InternalError()
-        last_words = sse.data(error_object(error))
+        # Its bill is not known yet: the request's id finds it.
+        last_words = sse.data(error_object(error) | {"weir": {"request_id": answer.ticket.request_id}})
     await release(answer)
     with suppress(SlowReader, OSError, TimeoutError):
         async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -99,6 +102,7 @@ async def send_whole(exchange: Exchange, answer: Answer, *, settings: GatewaySet
     final = _required(relay.final)
     failure = failure_of(final)
     if failure is not None:
+        exchange.beside = _billed(final)
         raise failure
     ticket = answer.ticket
     document = assemble.answer(
@@ -119,10 +123,10 @@ def timing_headers(final: Final) -> Headers:
 
 
 def _ending(ticket: Ticket, final: Final) -> bytes:
-    """The last events: usage when asked for, then [DONE]; or the error alone."""
+    """The last events: usage when asked for, then [DONE]; or the error, with what was billed until then."""
     failure = failure_of(final)
     if failure is not None:
-        return sse.data(error_object(failure))
+        return sse.data(error_object(failure) | assemble.bill(final))
     if not ticket.include_usage:
         return sse.DONE
     chunk = assemble.usage_chunk(
@@ -133,6 +137,11 @@ def _ending(ticket: Ticket, final: Final) -> bytes:
         final=final,
     )
     return sse.data(chunk) + sse.DONE
+
+
+def _billed(final: Final) -> dict[str, Any]:
+    """For an error answer without a body of its own: the bill, where there is one."""
+    return assemble.bill(final) if final.counts.total or final.cost_nano else {}
 
 
 def _required(final: Final | None) -> Final:

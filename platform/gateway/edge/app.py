@@ -191,7 +191,7 @@ async def _refuse(exchange: Exchange, error: WeirError) -> None:
     if isinstance(error, ReadTimeout) or not await exchange.drain():
         headers.append((b"connection", b"close"))
     try:
-        await exchange.json(status_of(error), error_object(error), headers=headers)
+        await exchange.json(status_of(error), error_object(error) | exchange.beside, headers=headers)
     except (WeirError, OSError):
         log.info("request %s: nobody took its error answer", exchange.request_id)
     except Exception:

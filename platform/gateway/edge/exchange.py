@@ -46,6 +46,7 @@ class Exchange:
         self.request_id: str = mint_request_id()
         self.headers: dict[bytes, bytes] = {}
         self.started = False
+        self.beside: dict[str, Any] = {}  # what an error answer has beside its error: the bill of what ran
         self._raw_headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self.address = client_address(scope, trusted=settings.trusted_proxies)
         self.caller: TenantContext | None = None  # this and `rates` are set once the caller is known

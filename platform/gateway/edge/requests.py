@@ -23,6 +23,7 @@ from gateway.admission import Admission, Caller
 from gateway.edge.answers import send_stream
 from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
+from gateway.refusals import Refusal
 from gateway.services import GatewayServices
 from gateway.stream import assemble, sse
 from gateway.stream.answer import Answer
@@ -54,7 +55,7 @@ def bare_id(object_id: str) -> str:
 
 
 async def show_request(exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission) -> None:
-    """Where a request stands: live from its pool, later from the metered rows."""
+    """Where a request stands: live from its pool, later from the metered rows; or why it was refused."""
     caller = await identified(exchange, admission)
     found = await _find(services, caller, request_id)
     if found is not None:
@@ -62,7 +63,8 @@ async def show_request(exchange: Exchange, request_id: str, *, services: Gateway
             final = await _final_of(found)
         await exchange.json(200, _live(found.status, final))
         return
-    await exchange.json(200, _metered(await _row(services, caller, request_id)))
+    past = await _past(services, caller, request_id)
+    await exchange.json(200, _refused(past) if isinstance(past, Refusal) else _metered(past))
 
 
 async def cancel_request(
@@ -72,8 +74,9 @@ async def cancel_request(
     caller = await identified(exchange, admission)
     found = await _find(services, caller, request_id)
     if found is None:
-        row = await _row(services, caller, request_id)
-        await exchange.json(200, {"id": request_id, "object": "request.cancel", "result": "already_ended"} | _how(row))
+        past = await _past(services, caller, request_id)
+        ended = {"outcome": "refused", "error_code": past.code} if isinstance(past, Refusal) else _how(past)
+        await exchange.json(200, {"id": request_id, "object": "request.cancel", "result": "already_ended"} | ended)
         return
     async with _in_time():
         reply = await found.queue.cancel(request_id=request_id, generation=None, reason="cancelled")
@@ -88,7 +91,7 @@ async def resume_events(
     epoch, after_seq = _start(exchange)
     found = await _find(services, caller, request_id)
     if found is None:
-        await _row(services, caller, request_id)
+        await _past(services, caller, request_id)
         raise _events_gone(request_id)
     inbox = services.mailbox.open(request_id)
     try:
@@ -126,11 +129,17 @@ async def _find(services: GatewayServices, caller: Caller, request_id: str) -> F
     return None
 
 
-async def _row(services: GatewayServices, caller: Caller, request_id: str) -> RequestRow:
-    row = await services.usage.request(tenant_id=caller.context.tenant_id, request_id=request_id)
-    if row is None:
+async def _past(services: GatewayServices, caller: Caller, request_id: str) -> RequestRow | Refusal:
+    """A request that no pool knows any more, or that none ever knew. Raises NotFound, Unavailable."""
+    mine = caller.context.tenant_id
+    row = await services.usage.request(tenant_id=mine, request_id=request_id)
+    if row is not None:
+        return row
+    async with _in_time():
+        refusal = await services.refusals.find_own(request_id, tenant_id=mine)
+    if refusal is None:
         raise _unknown(request_id)
-    return row
+    return refusal
 
 
 async def _final_of(found: Found) -> Final | None:
@@ -215,6 +224,24 @@ def _live(status: JobStatus, final: Final | None) -> dict[str, Any]:
         if "stopped_by" in extension:
             document["stopped_by"] = extension["stopped_by"]
     return document
+
+
+def _refused(refusal: Refusal) -> dict[str, Any]:
+    """It never ran, holds nothing and costs nothing: what its client was told."""
+    error = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    return {
+        "id": refusal.request_id,
+        "object": "request",
+        "status": "refused",
+        "path": refusal.path,
+        "created": refusal.at_ms // 1000,
+        "outcome": "refused",
+        "error_code": refusal.code,
+        "http_status": refusal.status,
+        "error": error,
+        "retry_after_ms": refusal.retry_after_ms,
+        "usage": None,
+    }
 
 
 def _how(row: RequestRow) -> dict[str, Any]:

@@ -60,6 +60,11 @@ def usage_chunk(*, request_id: str, endpoint: Endpoint, model: str, created_s: i
     }
 
 
+def bill(final: Final) -> dict[str, Any]:
+    """What stands beside the error of a request that had begun: what it is billed for, asked for or not."""
+    return {"usage": usage(final), "weir": extension(final)}
+
+
 def usage(final: Final) -> dict[str, Any]:
     """OpenAI's usage object, with the exact cost as decimal text of whole currency units."""
     counts = final.counts

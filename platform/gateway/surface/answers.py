@@ -55,13 +55,24 @@ _BRIEF: dict[str, Schema] = {"id": _TEXT, "object": _is("model"), "created": _CO
 _ENDED = {"usage": _named("Usage"), "weir": _named("Extension")}
 _LATER = ("position", "events", "finish_reason", "timings", "verdicts", "stopped_by", "timeline")
 
+_EXTENSION: dict[str, Schema] = {
+    "request_id": _TEXT,
+    "attempt": _COUNT,
+    "timings": _TIMINGS,
+    "verdicts": _list(_VERDICT),
+    "stopped_by": _is("budget"),
+}
+
 ANSWERS: dict[str, Schema] = {
     "Error": _closed(
         {
             "error": _open(
                 {"message": {"type": "string", "minLength": 1}, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT}
-            )
-        }
+            ),
+            "usage": _named("Usage"),
+            "weir": _open(_EXTENSION, optional=tuple(name for name in _EXTENSION if name != "request_id")),
+        },
+        optional=("usage", "weir"),
     ),
     "Usage": _closed(
         {
@@ -74,16 +85,7 @@ ANSWERS: dict[str, Schema] = {
             "currency": _TEXT,
         }
     ),
-    "Extension": _closed(
-        {
-            "request_id": _TEXT,
-            "attempt": _COUNT,
-            "timings": _TIMINGS,
-            "verdicts": _list(_VERDICT),
-            "stopped_by": _is("budget"),
-        },
-        optional=("stopped_by",),
-    ),
+    "Extension": _closed(_EXTENSION, optional=("stopped_by",)),
     "ChatCompletion": _whole("chat.completion", _open({"index": _COUNT, "message": _MESSAGE, **_ENDS}), **_ENDED),
     "Completion": _whole("text_completion", _open({"index": _COUNT, "text": _TEXT, **_ENDS}), **_ENDED),
     "ChatCompletionChunk": _whole(
@@ -159,6 +161,22 @@ ANSWERS: dict[str, Schema] = {
         },
         optional=_LATER,
     ),
+    "RefusedRequest": _closed(
+        {
+            "id": _TEXT,
+            "object": _is("request"),
+            "status": _is("refused"),
+            "path": _TEXT,
+            "created": _COUNT,
+            "outcome": _is("refused"),
+            "error_code": _TEXT,
+            "http_status": _COUNT,
+            "error": _open({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT}),
+            "retry_after_ms": {"type": ["integer", "null"]},
+            "usage": {"type": "null"},
+        }
+    ),
+    "AnyRequest": {"oneOf": [_named("Request"), _named("RefusedRequest")]},
     "Cancelled": _closed(
         {
             "id": _TEXT,

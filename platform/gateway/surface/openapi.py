@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
             },
             "/v1/usage": {"get": _read("showUsage", "The tenant's own usage in time buckets", "UsagePage", *_usage())},
             "/v1/requests/{request_id}": {
-                "get": _read("showRequest", "Where a request stands", "Request", _in_path("request_id"))
+                "get": _read("showRequest", "Where a request stands", "AnyRequest", _in_path("request_id"))
             },
             "/v1/requests/{request_id}/cancel": {
                 "post": _read("cancelRequest", "Stop a request", "Cancelled", _in_path("request_id"))

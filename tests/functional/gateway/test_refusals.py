@@ -52,6 +52,28 @@ class TestEdge:
         assert found.message == answer.json()["error"]["message"]
         assert (found.path, b"private" in raw, key.encode() in raw) == ("/v1/chat/completions", False, False)
 
+    async def test_its_own_tenant_reads_it_by_its_id_and_nobody_else(self, gateway: Gateway) -> None:
+        refused = await gateway.http.post(
+            "/v1/chat/completions", json={**BODY, "temperature": 9}, headers=gateway.auth()
+        )
+        await seen(gateway)
+        path = f"/v1/requests/{refused.headers['x-request-id']}"
+        shown = await gateway.http.get(path, headers=gateway.auth())
+        assert (shown.status_code, shown.json()["status"], shown.json()["http_status"]) == (200, "refused", 400)
+        assert shown.json()["error"] == refused.json()["error"]
+        ended = await gateway.http.post(f"{path}/cancel", headers=gateway.auth())
+        assert (ended.json()["result"], ended.json()["outcome"]) == ("already_ended", "refused")
+        assert (await gateway.http.get(f"{path}/events", headers=gateway.auth())).status_code == 410
+        for way in ("", "/events"):
+            other = await gateway.http.get(path + way, headers=gateway.auth(gateway.mallory))
+            assert (other.status_code, other.json()["error"]["code"]) == (404, "request_not_found")
+
+    async def test_a_strangers_refusal_is_nobodys(self, gateway: Gateway) -> None:
+        refused = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth("weir_" + "x" * 38))
+        await seen(gateway, "")
+        path = f"/v1/requests/{refused.headers['x-request-id']}"
+        assert (await gateway.http.get(path, headers=gateway.auth())).status_code == 404
+
     async def test_a_mistake_in_the_body_is_found(self, gateway: Gateway, kept: Refusals) -> None:
         answer = await gateway.http.post(
             "/v1/chat/completions", json={**BODY, "temperature": 9}, headers=gateway.auth()

@@ -87,8 +87,14 @@ class TestStream:
             )
         assert b"[DONE]" not in answer.content
         last = answer.content.decode().rstrip("\n").split("\n\n")[-1]
-        error = json.loads(last.removeprefix("data: "))["error"]
+        said = json.loads(last.removeprefix("data: "))
+        error = said["error"]
         assert (error["type"], error["code"], error["param"]) == ("api_error", "engine_error", None)
+        assert (said["usage"]["completion_tokens"], said["usage"]["cost"]) == (
+            1,
+            "0.000051",
+        )  # the prompt is billed too
+        assert said["weir"]["request_id"] == answer.headers["x-request-id"]
         assert b'"finish_reason":"' not in answer.content
 
     async def test_the_sdk_raises_on_an_error_frame(self, gateway: Gateway) -> None:
@@ -252,6 +258,7 @@ class TestPlain:
             tasks.create_task(fail())
             answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth())
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_lost")
+        assert answer.json()["usage"]["completion_tokens"] == 0
         assert answer.headers["x-should-retry"] == "false"
 
     async def test_gzip_is_taken(self, gateway: Gateway) -> None:
