@@ -1,10 +1,10 @@
 """Why a request was refused, kept for a week where its tenant and an operator can look it up by the request's id.
 
 Written by `edge/app.py` after the refusal was answered and by `realtime/responses.py`, read by `edge/requests.py` and
-by the console. A refusal costs no database write and no counter: one entry in a stream of its tenant, bounded in length and time; who could not
-be told apart (no key, a wrong one) goes into one stream for all. Invariants: best effort, never in a request's way:
-bounded in time and in how many are written at once, dropped beyond, and a store that is away is said in the log once a
-minute at most; an entry holds what the client was told and no key or prompt.
+by the console. A refusal costs no database write and no counter: one entry in a stream of its tenant, bounded in length
+and time; who could not be told apart (no key, a wrong one) goes into one stream for all. Invariants: best effort, never
+in a request's way: bounded in time and in how many are written at once, dropped beyond, and a store that is away is
+said in the log once a minute at most; an entry holds what the client was told and no key or prompt.
 """
 
 import asyncio
