@@ -70,7 +70,7 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
             model=model,
             pool=pool,
             repository=str(manifest.get("repository", "")),
-            revision=str(manifest.get("revision", "")),
+            revision=_revision(manifest),
             weights_sha256=_weights_digest(folder, hashes),
             tokenizer_sha256=hashes.get("tokenizer.json") or _digest(folder / "tokenizer.json"),
             dtype=dtype,
@@ -91,9 +91,21 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
         raise ModelFilesError(f"config.json of {model} lacks {error}") from error
 
 
+def _revision(manifest: Mapping[str, Any]) -> str:
+    """What the model was made from, by its content where the manifest knows it: `package==version@sha256:…`."""
+    source: Mapping[str, str] = manifest.get("source", {})
+    if {"package", "version", "sha256"} <= source.keys():
+        return f"{source['package']}=={source['version']}@sha256:{source['sha256']}"
+    return str(manifest.get("revision", ""))
+
+
 def _weights_digest(folder: Path, hashes: Mapping[str, str]) -> str:
-    """One file: its SHA-256. Several: the SHA-256 of their digests in name order. None: empty."""
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    """One file: its SHA-256. Several: the SHA-256 of their digests in name order. None: empty.
+
+    Weights that the manifest names count where they do not lie: an engine that simulates the model has none.
+    """
+    here = {path.name for path in folder.glob("*.safetensors")}
+    names = sorted(here | {name for name in hashes if name.endswith(".safetensors")})
     digests = [hashes.get(name) or _digest(folder / name) for name in names]
     if len(digests) <= 1:
         return "".join(digests)

@@ -72,5 +72,5 @@ class TestCurl:
         for name in ("layers", "heads", "kv_heads", "head_size", "context_tokens", "block_tokens", "vocabulary"):
             assert card[name] > 0
         assert card["engine"] == "simulated"
-        for name in ("repository", "revision", "dtype", "kv_cache_dtype", "tokenizer_sha256"):
+        for name in ("repository", "revision", "dtype", "kv_cache_dtype", "tokenizer_sha256", "weights_sha256"):
             assert card[name]

@@ -101,6 +101,14 @@ class TestModelCard:
         assert card(folder).weights_sha256 == "ab" * 32
         assert (card(folder).repository, card(folder).revision) == ("R", "1")
 
+    def test_names_the_weights_and_the_source_on_record_also_where_no_weights_lie(self, tmp_path):
+        folder = write_toy_model(tmp_path)
+        source = {"package": "toy", "version": "0.1", "file": "toy.gguf", "sha256": "cd" * 32}
+        manifest = {"revision": "toy-0.1/toy.gguf", "files": {"model.safetensors": "ab" * 32}, "source": source}
+        (folder / "manifest.json").write_bytes(orjson.dumps(manifest))
+        assert card(folder).weights_sha256 == "ab" * 32
+        assert card(folder).revision == f"toy==0.1@sha256:{'cd' * 32}"
+
     def test_says_what_is_missing(self, tmp_path):
         folder = write_toy_model(tmp_path)
         (folder / "config.json").write_text("{}")
