@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from controlplane.local.children import NotReady
-from infra.bench import admission, overhead, queue, stream
+from infra.bench import admission, gateway, overhead, queue, stream
+from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
+from infra.bench.litellm_proxy import ensure_proxy, locked_version
 from infra.bench.load import get_json
 from infra.bench.output import Measure
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
 from infra.bench.stream_stage import stage
+from infra.setup.bootstrap import SetupFailed
 
 Rows = Sequence[tuple[str, str]]
 
@@ -166,6 +170,35 @@ async def run_stream(_: None, options: Options, start: Start) -> Finished:
     )
 
 
+async def run_gateway(_: None, options: Options, start: Start) -> Finished:
+    """Bench `gateway` on a platform of its own and a proxy of its own. Raises BenchFailed, InstanceFailed."""
+    plan = gateway.Plan()
+    chosen = {"alone": options.requests, "connections": options.concurrency, "stream_tokens": options.max_tokens}
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    machine, workers = machine_rows(), len(os.sched_getaffinity(0))
+    try:
+        environment = ensure_proxy()
+        async with gateway_stage(environment, workers=workers) as sides:
+            found = await gateway.run(**sides, plan=plan, advance=start(plan.steps))
+    except* (gateway.AnswerFailed, SetupFailed, NotReady) as failures:
+        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+    lines = gateway.measures(found)
+    peer = f"{locked_version()}, {workers} processes, a master key, no database, no limits, no guardrails"
+    return Finished(
+        measures=lines,
+        record={
+            "machine": machine,
+            "upstream": [
+                ("kind", "instant mock over HTTP, the same process for both"),
+                *gateway.record_rows(found.upstream),
+            ],
+            "weir": [("features", "keys, limits, guardrails, fair queue, metering"), *gateway.record_rows(found.weir)],
+            gateway.PEER: [("version", peer), *gateway.record_rows(found.peer)],
+            "aims": gateway.verdict_rows(lines),
+        },
+    )
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -189,6 +222,12 @@ BENCHES = {
             name=stream.NAME,
             about="worker to client: tokens a second and the time between them by open streams, against a bare server",
             run=run_stream,
+            platform=False,
+        ),
+        Bench(
+            name=gateway.NAME,
+            about="the whole platform against the LiteLLM proxy, both in front of the same instant upstream",
+            run=run_gateway,
             platform=False,
         ),
     )

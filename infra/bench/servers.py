@@ -78,6 +78,15 @@ def _end_of(log: Path) -> str:
     return log.read_text(errors="replace")[-_SAID_BYTES:]
 
 
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, by pid. Empty once it has ended."""
+    try:
+        threads = sorted(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process has had of the processor, in user and system mode (proc(5)); without its children.
 
