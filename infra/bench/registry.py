@@ -192,7 +192,10 @@ async def run_gateway(_: None, options: Options, start: Start) -> Finished:
                 ("kind", "instant mock over HTTP, the same process for both"),
                 *gateway.record_rows(found.upstream),
             ],
-            "weir": [("features", "keys, limits, guardrails, fair queue, metering"), *gateway.record_rows(found.weir)],
+            "weir": [
+                ("features", "keys, limits, guardrails, fair queue, metering, evaluation logs"),
+                *gateway.record_rows(found.weir),
+            ],
             gateway.PEER: [("version", peer), *gateway.record_rows(found.peer)],
             "aims": gateway.verdict_rows(lines),
         },
