@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.apps import apps
@@ -20,6 +21,21 @@ def find_payer(*, tenant_id: str) -> Payer | None:
     """None for an unknown tenant."""
     found = _tenants().filter(pk=tenant_id).values_list("currency", "plan__price_list_id").first()
     return None if found is None else Payer(currency=str(found[0]), price_list_id=found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calendar:
+    """What decides a tenant's periods: its zone, its currency, and since when it is there."""
+
+    zone: str
+    currency: str
+    since: datetime
+
+
+def find_calendar(*, tenant_id: uuid.UUID) -> Calendar | None:
+    """None for an unknown tenant."""
+    found = _tenants().filter(pk=tenant_id).values_list("timezone", "currency", "created_at").first()
+    return None if found is None else Calendar(zone=str(found[0]), currency=str(found[1]), since=found[2])
 
 
 def known_tenants(ids: Iterable[uuid.UUID]) -> set[uuid.UUID]:

@@ -1,11 +1,13 @@
 """Money in the admin: proposed, approved, superseded, never edited; the ledger is for looking."""
 
+from billing.admin.closing import BillingPeriodAdmin
 from billing.admin.credits import CreditAlertAdmin, CreditGrantAdmin
 from billing.admin.ledger import LedgerAccountAdmin, LedgerTransactionAdmin, UsagePostingAdmin
 from billing.admin.prices import ContractTermsAdmin, PriceListAdmin, PriceVersionAdmin
 from billing.admin.tax import BillingProfileAdmin, IssuerAdmin, TaxRateAdmin
 
 __all__ = [
+    "BillingPeriodAdmin",
     "BillingProfileAdmin",
     "ContractTermsAdmin",
     "CreditAlertAdmin",

@@ -30,6 +30,9 @@ class UsageLine:
     currency: str
     amount: Decimal
     billed_at: datetime
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
 
     @property
     def key(self) -> tuple[uuid.UUID, int]:
@@ -74,8 +77,10 @@ def post_usage(lines: Sequence[UsageLine], *, at: datetime) -> PostReport:
 
 
 _INSERT = """INSERT INTO billing_usageposting
-(request_id, revision, tenant_id, currency, amount, billed_at, transaction_id)
-SELECT * FROM unnest(%s::uuid[], %s::smallint[], %s::uuid[], %s::text[], %s::numeric[], %s::timestamptz[], %s::uuid[])
+(request_id, revision, tenant_id, currency, amount, billed_at, prompt_tokens, cached_tokens, completion_tokens,
+transaction_id)
+SELECT * FROM unnest(%s::uuid[], %s::smallint[], %s::uuid[], %s::text[], %s::numeric[], %s::timestamptz[], %s::int[],
+%s::int[], %s::int[], %s::uuid[])
 ON CONFLICT (request_id, revision) DO NOTHING
 RETURNING request_id, revision"""
 
@@ -90,6 +95,9 @@ def _insert_new(
         [line.currency for line in lines],
         [line.amount for line in lines],
         [line.billed_at for line in lines],
+        [line.prompt_tokens for line in lines],
+        [line.cached_tokens for line in lines],
+        [line.completion_tokens for line in lines],
         [groups[line.tenant_id, line.currency] for line in lines],
     )
     with connection.cursor() as cursor:

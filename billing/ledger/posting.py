@@ -96,6 +96,9 @@ def line_of(record: UsageRecord) -> UsageLine:
         currency=record.price.currency,
         amount=decimal_from_nano(cost(record.price, record.counts).total_nano),
         billed_at=datetime.fromtimestamp(record.billed_at_ms / 1_000, tz=UTC),
+        prompt_tokens=record.counts.prompt,
+        cached_tokens=record.counts.cached,
+        completion_tokens=record.counts.completion,
     )
 
 

@@ -7,19 +7,36 @@ process is told to stop once, by SIGTERM or SIGINT, and finishes the round that 
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from django.conf import settings
 from django.utils.module_loading import import_string
 from redis.asyncio import Redis
 
+from billing.closing.check import Evidence
+from billing.closing.watermark import read_watermark
 from billing.metering.meter import Revive
 from billing.metering.streams import UsageStreams
+from billing.selectors import usage_reader
 from contracts.clock import Clock
+from stores.redis_blocking import blocking_redis
 
 HEALTH_SECONDS = 30.0
 
 log = logging.getLogger("weir.billing")
+
+
+def gather_evidence(*, attempt_logs: Sequence[Path] = ()) -> Evidence:
+    """The books of this installation, for a close. Blocking: commands, jobs and the admin.
+
+    `attempt_logs` none named = this machine's own workers', if there are any. Raises redis.exceptions.RedisError.
+    """
+    own = Path(settings.ENV.home) / "attempts"
+    logs = list(attempt_logs) or ([own] if own.is_dir() else None)
+    watermark = read_watermark(blocking_redis(settings.ENV.redis), revive=usage_reviver())
+    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs)
 
 
 class Sweeper(Protocol):

@@ -1,4 +1,4 @@
-"""The tables of the billing room: price book, tax, double-entry ledger, credit.
+"""The tables of the billing room: price book, tax, double-entry ledger, credit, periods.
 
 Read through `billing.selectors`, written through `billing.services` and `billing.ledger`. Invariants, kept by the
 database itself (constraints here, triggers in the migrations): approved versions of one scope never overlap and have
@@ -7,6 +7,14 @@ and have one currency; usage of a (request, revision) is posted once.
 """
 
 from billing.models.base import Period, Version, new_id
+from billing.models.closing import (
+    BillingPeriod,
+    CloseGap,
+    CloseWaiver,
+    PeriodHour,
+    PeriodState,
+    PeriodUsage,
+)
 from billing.models.credits import CreditAlert, CreditGrant, CreditMovement, MovementKind
 from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
 from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
@@ -14,7 +22,10 @@ from billing.models.tax import BillingProfile, Issuer, TaxRate
 
 __all__ = [
     "AccountKind",
+    "BillingPeriod",
     "BillingProfile",
+    "CloseGap",
+    "CloseWaiver",
     "ContractTerms",
     "CreditAlert",
     "CreditGrant",
@@ -25,6 +36,9 @@ __all__ = [
     "LedgerTransaction",
     "MovementKind",
     "Period",
+    "PeriodHour",
+    "PeriodState",
+    "PeriodUsage",
     "PriceClass",
     "PriceList",
     "PriceMeter",

@@ -83,6 +83,10 @@ class UsagePosting(models.Model):
     currency = models.CharField(max_length=3)
     amount = models.DecimalField(max_digits=38, decimal_places=9)
     billed_at = models.DateTimeField()
+    # Null: posted before tokens were kept here.
+    prompt_tokens = models.IntegerField(null=True)
+    cached_tokens = models.IntegerField(null=True)
+    completion_tokens = models.IntegerField(null=True)
     transaction = models.ForeignKey(LedgerTransaction, on_delete=models.PROTECT, related_name="usage")
 
     class Meta:

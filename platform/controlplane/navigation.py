@@ -39,6 +39,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             "Money",
             ("Prices", "sell", "admin:billing_priceversion_changelist"),
             ("Price lists", "list", "admin:billing_pricelist_changelist"),
+            ("Periods", "event_available", "admin:billing_billingperiod_changelist"),
             ("Contract terms", "contract", "admin:billing_contractterms_changelist"),
             ("Credit", "savings", "admin:billing_creditgrant_changelist"),
             ("Credit alerts", "notifications", "admin:billing_creditalert_changelist"),

@@ -21,12 +21,16 @@ def kept() -> list[str]:
 class TestAppendOnly:
     def test_is_what_it_was(self) -> None:
         assert kept() == [
+            "billing_billingperiod",
+            "billing_closewaiver",
             "billing_contractterms",
             "billing_creditgrant",
             "billing_creditmovement",
             "billing_ledgeraccount",
             "billing_ledgerentry",
             "billing_ledgertransaction",
+            "billing_periodhour",
+            "billing_periodusage",
             "billing_priceversion",
             "billing_taxrate",
             "billing_usageposting",

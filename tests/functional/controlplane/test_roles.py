@@ -36,6 +36,7 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
     "billing.ledgeraccount": ({"operator", "finance"}, set()),
     "billing.ledgertransaction": ({"operator", "finance"}, set()),
     "billing.usageposting": ({"operator", "finance"}, set()),
+    "billing.billingperiod": ({"operator", "finance"}, set()),
     **{
         f"billing.{model}": ({"operator", "finance"}, {"operator"})
         for model in ("contractterms", "taxrate", "issuer", "billingprofile", "creditgrant", "creditalert")
