@@ -53,7 +53,7 @@ class BillingPeriodAdmin(ReadOnly):
         "tenant", "month", "zone", "currency", "starts_at", "ends_at", "state", "checked_at", "sealed_at", "sealed_by",
     ]  # fmt: skip
     inlines = [GapInline, WaiverInline, UsageInline]
-    actions_detail = ["check", "waive", "seal", "correct"]
+    actions_detail = ["compare", "waive", "seal", "correct"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[BillingPeriod]:
         found: QuerySet[BillingPeriod] = super().get_queryset(request)
@@ -63,8 +63,8 @@ class BillingPeriodAdmin(ReadOnly):
     def unexplained(self, period: Any) -> str:
         return "not compared yet" if period.checked_at is None else str(period.open_tokens or 0)
 
-    @action(description="Compare the books", url_path="check", icon="balance")
-    def check(self, request: HttpRequest, object_id: str) -> HttpResponse:
+    @action(description="Compare the books", url_path="compare", icon="balance")
+    def compare(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             found = check_period(period, gather_evidence(), now=timezone.now())
             return f"{len(found.gaps)} gaps, unexplained tokens: {sum(gap.tokens for gap in found.gaps)}."

@@ -396,7 +396,7 @@ class TestAdmin:
         wired_books.use(START, of="clickhouse ledger")
         steps = {
             name: reverse(f"admin:billing_billingperiod_{name}", args=[november.pk])
-            for name in ("check", "waive", "seal", "correct")
+            for name in ("compare", "waive", "seal", "correct")
         }
         page = reverse("admin:billing_billingperiod_change", args=[november.pk])
         assert all(ada.get(address).status_code == 200 for address in steps.values())
