@@ -81,7 +81,7 @@ async def _send_batches(exchange: Exchange, answer: Answer, relay: Relay, *, set
 async def _continue(exchange: Exchange, answer: Answer, data: bytes, *, more: bool = True) -> None:
     """The next bytes of a stream, after its head where they are the first."""
     if not exchange.started:
-        await exchange.stream(headers=[*sse.HEADERS, *answer.headers])
+        await exchange.stream(headers=[*sse.HEADERS, *answer.headers], between=sse.PING)
     await exchange.write(data, more=more)
 
 

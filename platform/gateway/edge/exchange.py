@@ -52,9 +52,9 @@ class Exchange:
         self.caller: TenantContext | None = None  # this and `rates` are set once the caller is known
         self.model = ""  # the one that is asked for, once that is known: its own limits are told too
         self.rates: Callable[[], Awaitable[Headers]] | None = None
-        state = scope.get("state", {})
-        self._unread: Callable[[], int] = state.get("unread", lambda: 0)
-        self._paused: Callable[[], bool] = state.get("paused", lambda: True)
+        self._state: MutableMapping[str, Any] = scope.get("state", {})
+        self._unread: Callable[[], int] = self._state.get("unread", lambda: 0)
+        self._paused: Callable[[], bool] = self._state.get("paused", lambda: True)
         self._query: bytes = scope.get("query_string", b"")
         self._send = send
         self._clock = clock
@@ -116,8 +116,12 @@ class Exchange:
         await self._start(status, list(headers))
         await self.write(b"", more=False)
 
-    async def stream(self, *, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begins an answer with status 200 that is written piece by piece."""
+    async def stream(self, *, headers: Iterable[tuple[bytes, bytes]], between: bytes = b"") -> None:
+        """Begins an answer with status 200 that is written piece by piece.
+
+        `between`: what the connection may put between two pieces to see whether the client is there; it means nothing.
+        """
+        self._state["between"] = between
         await self._start(200, list(headers))
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

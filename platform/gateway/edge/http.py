@@ -6,12 +6,10 @@ what is no HTTP/1.1 is answered by OpenAI's error object, never inside another r
 """
 
 import asyncio
-import fcntl
 import re
 import resource
 import socket
-import sys
-import termios
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -19,6 +17,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from contracts.errors import InvalidRequest, Unavailable, WeirError
+from gateway.edge.half_close import HalfClose, can_tell, unread_bytes
 from gateway.surface import limits
 from gateway.surface.errors import HeadTooLarge, ReadTimeout, error_headers, error_object, status_of
 from stores.system import mint_request_id
@@ -26,6 +25,8 @@ from stores.system import mint_request_id
 LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cost it the refusal
 FILES_KEPT = 256  # for stores, logs and what else the process opens
 RETRY_MS = 1_000
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+UNASKED_SECONDS = 1.0
 _ONCE = (b"content-type", b"content-encoding", b"idempotency-key", b"last-event-id")  # two would be read two ways
 _VERSIONS = ("1.0", "1.1")  # the parser takes 0.9 and 2.0 too
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -83,6 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._deaf = False  # what still comes is not read
         self._problem: WeirError | _Pipelined | None = None
+        self._half: HalfClose | None = None  # once the client sends no more and may still read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -94,7 +96,25 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._half is not None:
+            self._half.stop()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: True keeps the connection for its answer (RFC 9112, section 9.6)."""
+        if self._half is not None or self._deaf:
+            return self._half is not None
+        if not self._runs() or self.cycle.more_body:
+            if self._waiting or self._runs():
+                self._refuse(InvalidRequest("the request ended before it was whole", param="body", code="incomplete"))
+            return False
+        if not can_tell(self.transport):
+            return False
+        self.cycle.keep_alive = False
+        if self.cycle.scope["http_version"] == "1.0":
+            self._deadline = self.loop.call_later(UNASKED_SECONDS, self._head_was_silent)
+        self._half = HalfClose(self.transport, loop=self.loop, question=self._question)
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -134,7 +154,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting = 0
         self._in_body = True
         super().on_headers_complete()
-        self.scope["state"]["unread"] = self._unread
+        self.scope["state"]["unread"] = partial(unread_bytes, self.transport)
         self.scope["state"]["paused"] = self._is_paused
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             _end_by_close(self.cycle)
@@ -183,13 +203,21 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether a send would wait for the client to take what was written before."""
         return bool(self.flow.write_paused)
 
-    def _unread(self) -> int:
-        """Bytes that were written and that the peer has not acknowledged: those here and those in the kernel."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is None or self.transport.is_closing():
-            return 0
-        waiting = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        return waiting + self.transport.get_write_buffer_size()
+    def _question(self) -> bytes:
+        """What may stand here and means nothing: a 1xx before the head, later what the answer has between its parts."""
+        cycle = self.cycle
+        if not self._runs():
+            return b""
+        if not cycle.response_started:
+            return b"" if cycle.scope["http_version"] == "1.0" else CONTINUE
+        between: bytes = cycle.scope["state"].get("between", b"")
+        return b"%x\r\n%b\r\n" % (len(between), between) if between and cycle.chunked_encoding else between
+
+    def _head_was_silent(self) -> None:
+        """HTTP/1.0 has no 1xx, so that nobody can be asked: without a head by now the client is taken for lost."""
+        self._deadline = None
+        if self._runs() and not self.cycle.response_started:
+            self.transport.abort()
 
     def _runs(self) -> bool:
         """Whether a request of this connection is not answered yet."""

@@ -14,10 +14,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from fairqueue.messages import AbortReason
 from gateway.edge.http import HttpProtocol, drop_when_stalled
 from gateway.services import GatewaySettings
 from gateway.surface import limits
-from tests.functional.gateway.cast import MODEL
+from tests.functional.gateway.cast import MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway
 
 PATIENCE_SECONDS = 20.0
@@ -324,6 +325,71 @@ class TestHeads:
             await connection.send(head("POST", "/v1/chat/completions", *lines, f"Authorization: Bearer {gateway.key}"))
             reply = await connection.reply()
         assert (reply.status, reply.error()["code"]) == (413, "request_too_large")
+
+
+class TestHalfClose:
+    """A client that sends no more and still reads, as `nc -N` and some libraries do."""
+
+    async def ask(self, one: Wire, gateway: Gateway, *, stream: bool, version: str = "1.1") -> None:
+        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}).encode()
+        head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {gateway.key}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        await one.send(head.encode() + body)
+
+    @pytest.mark.parametrize("version", ["1.1", "1.0"])
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_gets_its_whole_answer(self, gateway: Gateway, stream: bool, version: str) -> None:
+        async with wire(gateway) as one:
+            await self.ask(one, gateway, stream=stream, version=version)
+            one.writer.write_eof()
+            await gateway.worker.serve(["one ", "two"])
+            answer = await one.rest()
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+        assert b"two" in answer
+        assert (b"data: [DONE]" in answer) == stream
+        assert (b"100 Continue" in answer) == (version == "1.1")
+
+    async def test_is_answered_whatever_it_asks(self, gateway: Gateway) -> None:
+        async with wire(gateway) as one:
+            await one.send(LIVE)
+            one.writer.write_eof()
+            assert b'{"status":"live"}' in await one.rest()
+
+    @pytest.mark.parametrize("begun", [True, False])
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_that_is_a_whole_one_cancels(self, gateway: Gateway, stream: bool, begun: bool) -> None:
+        async with wire(gateway) as one:
+            await self.ask(one, gateway, stream=stream)
+            claim = await gateway.worker.claim()
+            if begun:
+                await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+                if stream:
+                    await one.reader.readuntil(b"data: ")
+            one.writer.close()
+            abort = await gateway.worker.aborted(claim)
+        assert abort.reason is AbortReason.CANCELLED
+
+    async def test_and_then_a_whole_one_cancels_too(self, gateway: Gateway) -> None:
+        async with wire(gateway) as one:
+            await self.ask(one, gateway, stream=True)
+            claim = await gateway.worker.claim()
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+            one.writer.write_eof()
+            await one.reader.readuntil(b": ping\n")
+            one.writer.close()
+            assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
+
+    async def test_before_the_request_is_whole_is_refused(self, gateway: Gateway) -> None:
+        for sent in (
+            b"GET /health/live HTTP/1.1\r\nHo",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        ):
+            async with wire(gateway) as one:
+                await one.send(sent)
+                one.writer.write_eof()
+                reply = await one.reply()
+                assert (reply.status, reply.error()["code"]) in ((400, "incomplete"), (401, "missing_api_key"))
+                assert await one.rest() == b""
 
 
 class TestPipelining:
