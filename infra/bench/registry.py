@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from controlplane.local.children import NotReady
-from infra.bench import admission, gateway, overhead, queue, stream
+from infra.bench import admission, fairness, gateway, overhead, queue, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -17,7 +18,9 @@ from infra.bench.output import Measure
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
 from infra.bench.stream_stage import stage
+from infra.bench.traces import NoTrace
 from infra.setup.bootstrap import SetupFailed
+from infra.sim.fairness import RULES
 
 Rows = Sequence[tuple[str, str]]
 
@@ -35,6 +38,7 @@ class Options:
     concurrency: int | None
     max_tokens: int | None
     prompt_words: int | None
+    traces: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +206,21 @@ async def run_gateway(_: None, options: Options, start: Start) -> Finished:
     )
 
 
+async def run_fairness(_: None, options: Options, start: Start) -> Finished:
+    """Bench `fairness`: a simulation. Raises BenchFailed for a trace that cannot be read."""
+    plan = fairness.Plan(traces=options.traces)
+    if options.requests:
+        plan = replace(plan, rows=options.requests)
+    try:
+        cases = fairness.make_cases(plan)
+    except (NoTrace, OSError) as error:
+        raise BenchFailed(str(error)) from error
+    found = fairness.run(plan=plan, cases=cases, advance=start(len(cases) * len(RULES)))
+    record: dict[str, Rows] = {"machine": machine_rows()}
+    record |= {case.name: fairness.record_rows(found, case) for case in cases}
+    return Finished(measures=fairness.measures(found), record=record)
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -231,6 +250,12 @@ BENCHES = {
             name=gateway.NAME,
             about="the whole platform against the LiteLLM proxy, both in front of the same instant upstream",
             run=run_gateway,
+            platform=False,
+        ),
+        Bench(
+            name=fairness.NAME,
+            about="the fair queue's rule against four others on the same arrivals, in a simulation; --trace FILE",
+            run=run_fairness,
             platform=False,
         ),
     )

@@ -12,6 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -46,6 +47,7 @@ class Command(BaseCommand):
         parser.add_argument("--concurrency", type=_positive, help="requests open at once in the throughput rounds")
         parser.add_argument("--max-tokens", type=_positive, help="tokens to generate for each request")
         parser.add_argument("--prompt-words", type=_positive, help="length of each prompt in words")
+        parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of requests; repeatable")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["list"]:
@@ -55,7 +57,7 @@ class Command(BaseCommand):
         if options["name"] is None:
             raise CommandError("name a bench, or use --list", returncode=2)
         names = ("engine", "requests", "concurrency", "max_tokens", "prompt_words")
-        chosen = Options(**{name: options[name] for name in names})
+        chosen = Options(**{name: options[name] for name in names}, traces=tuple(options["trace"]))
         console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
         try:
             bench = BENCHES[options["name"]]
