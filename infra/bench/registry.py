@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.local.children import NotReady
-from infra.bench import admission, fairness, gateway, overhead, queue, stream
+from controlplane.local.model import MODEL
+from infra.bench import admission, fairness, gateway, overhead, queue, soak, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -17,7 +18,7 @@ from infra.bench.load import get_json
 from infra.bench.output import Measure
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
-from infra.bench.stream_stage import stage
+from infra.bench.stream_stage import inline_platform, redis_of, stage
 from infra.bench.traces import NoTrace
 from infra.setup.bootstrap import SetupFailed
 from infra.sim.fairness import RULES
@@ -43,10 +44,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A bench that ran whole: its lines, and the record by section."""
+    """A bench that ran whole: its lines, and the record by section. `wrong`: what must not be, told after them."""
 
     measures: Sequence[Measure]
     record: Mapping[str, Rows]
+    wrong: str = ""
 
 
 Advance = Callable[[int], None]
@@ -221,6 +223,26 @@ async def run_fairness(_: None, options: Options, start: Start) -> Finished:
     return Finished(measures=fairness.measures(found), record=record)
 
 
+async def run_soak(_: None, options: Options, start: Start) -> Finished:
+    """Bench `soak` on a platform of its own. Raises BenchFailed, InstanceFailed."""
+    plan = soak.Plan()
+    if options.requests:  # a small one: everything in proportion
+        part = min(options.requests / plan.streams, 1.0)
+        less = {name: max(int(getattr(plan, name) * part), 10) for name in ("slow", "mute")}
+        plan = replace(plan, streams=options.requests, **less)
+    machine = machine_rows()
+    try:
+        async with inline_platform() as (instance, worker), redis_of(instance) as redis:
+            pids = {"gateway": instance.pid_of("gateway"), "worker": worker, "settler": instance.pid_of("settler")}
+            pids["valkey"] = instance.pid_of("valkey")
+            target = instance.unguarded_target(model=MODEL)
+            found = await soak.run(target=target, pids=pids, redis=redis, plan=plan, advance=start(plan.steps))
+    except* (soak.SoakFailed, NotReady) as failures:
+        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+    record: dict[str, Rows] = {"machine": machine, **soak.record(found)}
+    return Finished(measures=soak.measures(found), record=record, wrong="; ".join(found.failures()))
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -256,6 +278,12 @@ BENCHES = {
             name=fairness.NAME,
             about="the fair queue's rule against four others on the same arrivals, in a simulation; --trace FILE",
             run=run_fairness,
+            platform=False,
+        ),
+        Bench(
+            name=soak.NAME,
+            about="thousands of streams cut, thousands of slow connections: is anything left, are others slower?",
+            run=run_soak,
             platform=False,
         ),
     )

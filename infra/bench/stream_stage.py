@@ -19,6 +19,7 @@ from infra.bench.instance import Instance, private_instance
 from infra.bench.load import Target
 from infra.bench.servers import bare_server, serving
 from infra.bench.stream import Side
+from stores.redis import Client, open_redis
 
 WORKER = "bench-stream"
 SEQUENCES_MAX = "1024"
@@ -40,6 +41,16 @@ async def inline_platform() -> AsyncIterator[tuple[Instance, int]]:
         probe = probes.worker(redis_url=env["REDIS_URL"], worker_id=WORKER)
         async with serving(command, name=WORKER, env=env, probe=probe) as pid:
             yield instance, pid
+
+
+@asynccontextmanager
+async def redis_of(instance: Instance) -> AsyncIterator[Client]:
+    """A client on a platform's store. Raises InstanceFailed, OSError."""
+    redis = open_redis(instance.environment_of_role("worker")["REDIS_URL"])
+    try:
+        yield redis
+    finally:
+        await redis.aclose(close_connection_pool=True)
 
 
 @asynccontextmanager

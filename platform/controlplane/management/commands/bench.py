@@ -71,6 +71,8 @@ class Command(BaseCommand):
             sys.stdout.flush()
         print_record(finished.record, console=console)
         print_table(finished.measures, console=console)
+        if finished.wrong:
+            raise CommandError(f"bench {options['name']}: {finished.wrong}")
 
 
 @contextmanager
