@@ -95,7 +95,8 @@ class BudgetRoute(_OfOwner):
 
     @extend_schema(
         summary="Set, change or remove a budget of a tenant, project or key",
-        description="Answers with every budget of that owner.",
+        description="Answers with every budget of that owner. An inference request whose worst case passes what is "
+        "spent is refused with 402; one that only what requests under way hold keeps out, with 429 and `retry-after`.",
         request=shapes.BudgetIn,
         responses=shapes.BudgetOut(many=True),
     )

@@ -29,9 +29,23 @@ Money is hard: the worst case is held, so a budget cannot be passed. Alerts (50,
 refuse nothing and are told once per window, as `budget.threshold`; `budget.spent` is told when not even the
 shortest answer fits.
 
+| answer | code | when | again? |
+|---|---|---|---|
+| 402 | `budget_exceeded` | money is spent: what was billed in the window and this request's worst case pass the \
+cap of `spend_per_day`, `spend_per_month` or `spend_lifetime`; or that cap is 0 | not by itself: \
+`x-should-retry: false`, also where the window begins anew tomorrow. A smaller `max_tokens` may fit; else a larger budget, or the next window |
+| 429 | `rate_limit_exceeded` | money is not spent, but held by requests under way: they end for less, as a rule | \
+`retry-after` |
+| 429 | `rate_limit_exceeded` | any other limit: requests, tokens (also of a day or month), concurrency | \
+`retry-after`; `x-should-retry: false` where waiting never helps |
+| 429 | `queue_full` | as many requests of the tenant wait as its plan or it lets wait | `retry-after` |
+
+Where several limits refuse, spent money is told first, else the limit that takes longest. The management API sets
+budgets and limits and is under none of them: it answers neither 402 nor 429.
+
 `retry-after` is exact for buckets and windows if nobody else asks meanwhile. What requests under way hold is given
-back at a time nobody knows: there it is {IN_FLIGHT_RETRY_MS / 1000:g} s. A spent budget is 402 and never retried; a
-cap of 0, and more than a cap at once, say `x-should-retry: false`. When the limits' store does not answer, requests
+back at a time nobody knows: there it is {IN_FLIGHT_RETRY_MS / 1000:g} s. A cap of 0, and more than a cap
+at once, say `x-should-retry: false`. When the limits' store does not answer, requests
 are refused with 503 within {DEADLINE_SECONDS:g} s, after {FAILURES_MAX} failures at once, and one in
 {REST_SECONDS:g} s is let through to see. When PostgreSQL is away, keys that were good within the last 15 minutes go
 on.

@@ -21,6 +21,7 @@ _ABOUT = (
 _REQUESTS = {Endpoint.CHAT: "ChatCompletionRequest", Endpoint.COMPLETIONS: "CompletionRequest"}
 _WHOLE = {Endpoint.CHAT: "ChatCompletion", Endpoint.COMPLETIONS: "Completion"}
 _CHUNK = {Endpoint.CHAT: "ChatCompletionChunk", Endpoint.COMPLETIONS: "CompletionChunk"}
+_ERROR = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
 _INTEGER_TEXT = {"type": "integer", "minimum": 0}
 _LIST = {"type": "array", "items": {"type": "string"}, "maxItems": limits.QUERY_VALUES_MAX}
 
@@ -83,7 +84,11 @@ def _completion(endpoint: Endpoint, summary: str) -> dict[str, Any]:
                 "application/json": {"schema": _named(_WHOLE[endpoint])},
                 "text/event-stream": {"schema": {"description": stream}},
             }
-        ),
+        )
+        | {
+            "402": {"description": "A budget is spent, and waiting alone does not help", **_ERROR},
+            "429": {"description": "A limit is reached, or requests under way hold the money that is left", **_ERROR},
+        },
     }
 
 
@@ -126,11 +131,10 @@ def _usage() -> list[dict[str, Any]]:
 
 
 def _responses(content: dict[str, Any]) -> dict[str, Any]:
-    error = {"content": {"application/json": {"schema": _named("Error")}}}
     return {
         "200": {"description": "Done", "content": content},
-        "4XX": {"description": "Something in the request is wrong, or a limit or budget is spent", **error},
-        "5XX": {"description": "Something on our side is wrong; `retry-after` says when to ask again", **error},
+        "4XX": {"description": "Something in the request is wrong, or a limit or budget is spent", **_ERROR},
+        "5XX": {"description": "Something on our side is wrong; `retry-after` says when to ask again", **_ERROR},
     }
 
 
