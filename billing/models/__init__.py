@@ -1,4 +1,4 @@
-"""The tables of the billing room: price book, tax, double-entry ledger, credit, periods.
+"""The tables of the billing room: price book, tax, double-entry ledger, credit, periods, documents.
 
 Read through `billing.selectors`, written through `billing.services` and `billing.ledger`. Invariants, kept by the
 database itself (constraints here, triggers in the migrations): approved versions of one scope never overlap and have
@@ -16,12 +16,22 @@ from billing.models.closing import (
     PeriodUsage,
 )
 from billing.models.credits import CreditAlert, CreditGrant, CreditMovement, MovementKind
+from billing.models.invoices import (
+    Adjustment,
+    DocumentKind,
+    DocumentState,
+    Invoice,
+    InvoiceLine,
+    InvoiceSeries,
+    Payment,
+)
 from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
 from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
 from billing.models.tax import BillingProfile, Issuer, TaxRate
 
 __all__ = [
     "AccountKind",
+    "Adjustment",
     "BillingPeriod",
     "BillingProfile",
     "CloseGap",
@@ -30,11 +40,17 @@ __all__ = [
     "CreditAlert",
     "CreditGrant",
     "CreditMovement",
+    "DocumentKind",
+    "DocumentState",
+    "Invoice",
+    "InvoiceLine",
+    "InvoiceSeries",
     "Issuer",
     "LedgerAccount",
     "LedgerEntry",
     "LedgerTransaction",
     "MovementKind",
+    "Payment",
     "Period",
     "PeriodHour",
     "PeriodState",

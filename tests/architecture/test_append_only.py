@@ -21,14 +21,19 @@ def kept() -> list[str]:
 class TestAppendOnly:
     def test_is_what_it_was(self) -> None:
         assert kept() == [
+            "billing_adjustment",
             "billing_billingperiod",
             "billing_closewaiver",
             "billing_contractterms",
             "billing_creditgrant",
             "billing_creditmovement",
+            "billing_invoice",
+            "billing_invoiceline",
+            "billing_invoiceseries",
             "billing_ledgeraccount",
             "billing_ledgerentry",
             "billing_ledgertransaction",
+            "billing_payment",
             "billing_periodhour",
             "billing_periodusage",
             "billing_priceversion",

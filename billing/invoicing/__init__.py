@@ -1,0 +1,1 @@
+"""Documents of a sealed period: rated, numbered, posted, paid; and their files."""

@@ -1,0 +1,121 @@
+"""The electronic invoice beside the printed one: UN/CEFACT CII as Factur-X 1.0 (profile EN 16931) wants it.
+
+Called by `billing.invoicing.files`. Source: EN 16931-1 business terms and the Factur-X XSD, which the tests check
+against. A credit note says its amounts positive, under type code 381. A line that takes off is a quantity of minus one,
+since a price is never negative.
+"""
+
+from datetime import date
+from decimal import Decimal
+from xml.etree import ElementTree as ET
+
+from billing.invoicing.sheet import Party, Sheet, SheetLine
+
+PROFILE = "urn:cen.eu:en16931:2017"
+INVOICE, CREDIT_NOTE = "380", "381"
+_RSM = "urn:un:unece:uncefact:data:standard:CrossIndustryInvoice:100"
+_RAM = "urn:un:unece:uncefact:data:standard:ReusableAggregateBusinessInformationEntity:100"
+_UDT = "urn:un:unece:uncefact:data:standard:UnqualifiedDataType:100"
+_MILLION = Decimal(1_000_000)
+
+for _prefix, _uri in (("rsm", _RSM), ("ram", _RAM), ("udt", _UDT)):
+    ET.register_namespace(_prefix, _uri)
+
+
+def facturx_xml(sheet: Sheet) -> bytes:
+    """The document as XML, UTF-8."""
+    sign = -1 if sheet.is_credit_note else 1
+    root = ET.Element(f"{{{_RSM}}}CrossIndustryInvoice")
+    context = ET.SubElement(root, f"{{{_RSM}}}ExchangedDocumentContext")
+    _text(_child(context, "GuidelineSpecifiedDocumentContextParameter"), "ID", PROFILE)
+    head = ET.SubElement(root, f"{{{_RSM}}}ExchangedDocument")
+    _text(head, "ID", sheet.number)
+    _text(head, "TypeCode", CREDIT_NOTE if sheet.is_credit_note else INVOICE)
+    _date(_child(head, "IssueDateTime"), sheet.issued_on)
+    _text(_child(head, "IncludedNote"), "Content", f"Period {sheet.month}, days of {sheet.zone}.")
+    trade = ET.SubElement(root, f"{{{_RSM}}}SupplyChainTradeTransaction")
+    for line in sheet.lines:
+        _line(trade, line, sheet, sign)
+    agreement = _child(trade, "ApplicableHeaderTradeAgreement")
+    _party(_child(agreement, "SellerTradeParty"), sheet.seller)
+    _party(_child(agreement, "BuyerTradeParty"), sheet.buyer)
+    _child(trade, "ApplicableHeaderTradeDelivery")
+    _settlement(_child(trade, "ApplicableHeaderTradeSettlement"), sheet, sign)
+    ET.indent(root)
+    written: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return written
+
+
+def _line(trade: ET.Element, line: SheetLine, sheet: Sheet, sign: int) -> None:
+    item = _child(trade, "IncludedSupplyChainTradeLineItem")
+    _text(_child(item, "AssociatedDocumentLineDocument"), "LineID", str(line.position))
+    _text(_child(item, "SpecifiedTradeProduct"), "Name", line.text)
+    net = _child(_child(item, "SpecifiedLineTradeAgreement"), "NetPriceProductTradePrice")
+    amount = sign * line.amount
+    if line.price and line.tokens is not None:
+        _text(net, "ChargeAmount", line.price)
+        _text(net, "BasisQuantity", f"{_MILLION}", unitCode="C62")
+        quantity = f"{sign * line.tokens}"
+    else:
+        _text(net, "ChargeAmount", sheet.money(abs(amount)))
+        quantity = "-1" if amount < 0 else "1"
+    _text(_child(item, "SpecifiedLineTradeDelivery"), "BilledQuantity", quantity, unitCode="C62")
+    settlement = _child(item, "SpecifiedLineTradeSettlement")
+    _tax(_child(settlement, "ApplicableTradeTax"), sheet)
+    total = _child(settlement, "SpecifiedTradeSettlementLineMonetarySummation")
+    _text(total, "LineTotalAmount", sheet.money(amount))
+
+
+def _settlement(parent: ET.Element, sheet: Sheet, sign: int) -> None:
+    _text(parent, "InvoiceCurrencyCode", sheet.currency)
+    tax = _child(parent, "ApplicableTradeTax")
+    _text(tax, "CalculatedAmount", sheet.money(sign * sheet.tax))
+    _text(tax, "TypeCode", "VAT")
+    if sheet.tax_note:
+        _text(tax, "ExemptionReason", sheet.tax_note)
+    _text(tax, "BasisAmount", sheet.money(sign * sheet.net))
+    _text(tax, "CategoryCode", sheet.tax_category)
+    if sheet.tax_category != "O":
+        _text(tax, "RateApplicablePercent", sheet.tax_percent)
+    terms = _child(parent, "SpecifiedTradePaymentTerms")
+    _date(_child(terms, "DueDateDateTime"), sheet.due_on)
+    totals = _child(parent, "SpecifiedTradeSettlementHeaderMonetarySummation")
+    _text(totals, "LineTotalAmount", sheet.money(sign * sheet.net))
+    _text(totals, "TaxBasisTotalAmount", sheet.money(sign * sheet.net))
+    _text(totals, "TaxTotalAmount", sheet.money(sign * sheet.tax), currencyID=sheet.currency)
+    _text(totals, "GrandTotalAmount", sheet.money(sign * sheet.total))
+    _text(totals, "TotalPrepaidAmount", sheet.money(sheet.credit_used))
+    _text(totals, "DuePayableAmount", sheet.money(sign * sheet.due))
+    if sheet.corrects:
+        _text(_child(parent, "InvoiceReferencedDocument"), "IssuerAssignedID", sheet.corrects)
+
+
+def _party(parent: ET.Element, party: Party) -> None:
+    _text(parent, "Name", party.legal_name)
+    address = _child(parent, "PostalTradeAddress")
+    _text(address, "PostcodeCode", party.postal_code)
+    _text(address, "LineOne", party.street)
+    _text(address, "CityName", party.city)
+    _text(address, "CountryID", party.country)
+    if party.tax_id:
+        _text(_child(parent, "SpecifiedTaxRegistration"), "ID", party.tax_id, schemeID="VA")
+
+
+def _tax(parent: ET.Element, sheet: Sheet) -> None:
+    _text(parent, "TypeCode", "VAT")
+    _text(parent, "CategoryCode", sheet.tax_category)
+    if sheet.tax_category != "O":
+        _text(parent, "RateApplicablePercent", sheet.tax_percent)
+
+
+def _date(parent: ET.Element, day: str) -> None:
+    element = ET.SubElement(parent, f"{{{_UDT}}}DateTimeString", {"format": "102"})
+    element.text = f"{date.fromisoformat(day):%Y%m%d}"
+
+
+def _child(parent: ET.Element, name: str) -> ET.Element:
+    return ET.SubElement(parent, f"{{{_RAM}}}{name}")
+
+
+def _text(parent: ET.Element, name: str, text: str, **attributes: str) -> None:
+    ET.SubElement(parent, f"{{{_RAM}}}{name}", attributes).text = text
