@@ -188,7 +188,7 @@ async def _beside_slow(
     async with _slow(target, plan, advance) as slows, _mute(target, plan.mute) as mutes:
         advance(plan.mute)
         found.others["beside"] = await _others(target, plan, advance)
-        found.mute_open = sum(not _is_closed(one) for one in mutes)
+        found.mute_open = sum(_is_untold(one) for one in mutes)
         found.stuck = sum(not _is_closed(one) for one in slows)
         found.slow_samples.append(await sample(pids=pids, redis=redis, streams=total))
     found.others["after"] = await _others(target, plan, advance)
@@ -294,6 +294,17 @@ def _peek(one: socket.socket) -> bool:
         return bool(one.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
         return False
+
+
+def _is_untold(one: socket.socket) -> bool:
+    """Whether the server has said nothing yet, neither that it is too late nor farewell."""
+    try:
+        one.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_closed(one: socket.socket) -> bool:
