@@ -230,6 +230,8 @@ async def run_soak(_: None, options: Options, start: Start) -> Finished:
         part = min(options.requests / plan.streams, 1.0)
         less = {name: max(int(getattr(plan, name) * part), 10) for name in ("slow", "mute")}
         plan = replace(plan, streams=options.requests, **less)
+    if options.concurrency:
+        plan = replace(plan, slow=options.concurrency, mute=options.concurrency)
     machine = machine_rows()
     try:
         async with inline_platform() as (instance, worker), redis_of(instance) as redis:

@@ -17,7 +17,7 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from infra.bench.load import Connection, Target, open_connections, read_answer
 from infra.bench.observed import Sample, growth, sample, table_rows
 from infra.bench.output import Measure
 from infra.bench.prompts import make_prompt
+from infra.bench.quiet import quiet
 from infra.bench.sse import Head, Part
 from infra.bench.stats import percentile
 from stores.redis import Client
@@ -34,6 +35,7 @@ DEADLINE = 60.0
 PACE = 20  # tokens a second of the others and of what is cut
 RATIO_MAX = 1.5  # of the others' p99: beyond it, and by more than a slack, it is not unchanged
 SLACK_MS = {"itl": 10.0, "ttft": 50.0}
+CALM_SECONDS = 20.0
 SPREAD_SECONDS = 0.5  # over which the others begin
 _SETTLE_SECONDS = 20.0
 _RECEIVE_BUFFER = 4_096
@@ -185,8 +187,12 @@ async def _beside_slow(
     plan, total = found.plan, found.plan.streams
     found.slow_samples.append(await _settled(pids, redis, total, found.samples))
     found.others["before"] = await _others(target, plan, advance)
-    async with _slow(target, plan, advance) as slows, _mute(target, plan.mute) as mutes:
+    async with AsyncExitStack() as open_ones:
+        slows = await open_ones.enter_async_context(_slow(target, plan, advance))
+        await quiet(seconds=CALM_SECONDS)  # their answers are made and metered: that is not what is asked
+        mutes = await open_ones.enter_async_context(_mute(target, plan.mute))
         advance(plan.mute)
+        await asyncio.sleep(1.0)  # they are taken in
         found.others["beside"] = await _others(target, plan, advance)
         found.mute_open = sum(_is_untold(one) for one in mutes)
         found.stuck = sum(not _is_closed(one) for one in slows)
