@@ -2,16 +2,19 @@
 
 from billing.admin.closing import BillingPeriodAdmin
 from billing.admin.credits import CreditAlertAdmin, CreditGrantAdmin
+from billing.admin.invoices import AdjustmentAdmin, InvoiceAdmin
 from billing.admin.ledger import LedgerAccountAdmin, LedgerTransactionAdmin, UsagePostingAdmin
 from billing.admin.prices import ContractTermsAdmin, PriceListAdmin, PriceVersionAdmin
 from billing.admin.tax import BillingProfileAdmin, IssuerAdmin, TaxRateAdmin
 
 __all__ = [
+    "AdjustmentAdmin",
     "BillingPeriodAdmin",
     "BillingProfileAdmin",
     "ContractTermsAdmin",
     "CreditAlertAdmin",
     "CreditGrantAdmin",
+    "InvoiceAdmin",
     "IssuerAdmin",
     "LedgerAccountAdmin",
     "LedgerTransactionAdmin",

@@ -55,6 +55,8 @@ app.conf.beat_schedule = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    "close periods": {"task": "billing.tasks.close_due", "schedule": 3600.0, "options": {"expires": 3600}},
+    "store documents": {"task": "billing.tasks.store_documents", "schedule": 60.0, "options": {"expires": 60}},
     "expire credit": {"task": "billing.tasks.expire_credits", "schedule": 600.0, "options": {"expires": 600}},
     "tell of credit that runs out": {
         "task": "billing.tasks.tell_of_credit",

@@ -40,6 +40,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             ("Prices", "sell", "admin:billing_priceversion_changelist"),
             ("Price lists", "list", "admin:billing_pricelist_changelist"),
             ("Periods", "event_available", "admin:billing_billingperiod_changelist"),
+            ("Invoices", "receipt_long", "admin:billing_invoice_changelist"),
+            ("Adjustments", "tune", "admin:billing_adjustment_changelist"),
             ("Contract terms", "contract", "admin:billing_contractterms_changelist"),
             ("Credit", "savings", "admin:billing_creditgrant_changelist"),
             ("Credit alerts", "notifications", "admin:billing_creditalert_changelist"),

@@ -1,1 +1,1 @@
-"""Commands of the billing room: close_period, credit, meter, settler, usage_report."""
+"""Commands of the billing room: close_period, credit, invoice, meter, settler, usage_report."""

@@ -32,13 +32,16 @@ from billing.closing.close import (
     waive_gaps,
 )
 from billing.closing.watermark import DeadLetter, Watermark
+from billing.invoicing.drill import requests_of_line
+from billing.invoicing.issue import issue_document
 from billing.ledger.entries import post_usage
 from billing.ledger.posting import line_of
 from billing.metering.record import COLUMNS, TABLE, Batch, build_row
-from billing.models import BillingPeriod, PeriodUsage
+from billing.models import BillingPeriod, BillingProfile, Issuer, PeriodUsage
 from billing.rating.prices import Meter
 from billing.selectors import price_card
 from billing.services import publish_prices
+from billing.tasks import close_due
 from contracts.jobs import UsageRecord
 from contracts.money import PriceCard
 from contracts.tokens import TokenCounts
@@ -412,3 +415,35 @@ class TestAdmin:
         clerk = Client()
         clerk.force_login(User.objects.create_user("clerk", password="only-a-test", is_staff=True))
         assert clerk.post(steps["correct"]).status_code in (302, 403)
+
+
+class TestJob:
+    def test_seals_a_day_after_the_end_what_has_no_gaps(
+        self, wired_books: Books, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("billing.tasks.gather_evidence", lambda: wired_books.evidence(replace(DONE, low_ms=2**53)))
+        wired_books.use(START)
+        for later, sealed in ((timedelta(hours=23), 0), (timedelta(hours=24), 1), (timedelta(hours=25), 0)):
+            monkeypatch.setattr("billing.tasks.timezone.now", lambda at=END + later: at)
+            assert close_due() == sealed
+
+
+class TestDrillDown:
+    def test_finds_the_requests_behind_each_line(self, books: Books, november: BillingPeriod) -> None:
+        used = {books.use(START + timedelta(minutes=n)).request_id for n in range(3)}
+        seal_period(november, books.evidence(), actor="user:ada", now=NOW)
+        Issuer.objects.create(legal_name="Weir", country="US", street="1", postal_code="1", city="NYC")
+        BillingProfile.objects.create(
+            tenant=books.tenant, legal_name="Acme", country="NP", street="1", postal_code="1", city="Kathmandu"
+        )
+        made = issue_document(period_id=november.pk, actor="user:ada", now=NOW)
+        assert made is not None
+        lines = list(made.lines.all())
+        assert [(line.tokens, line.exact) for line in lines] == [
+            (1_200, Decimal("0.0012")), (1_800, Decimal("0.00018")), (300, Decimal("0.0012")),
+        ]  # fmt: skip
+        for line in lines:
+            parts = list(requests_of_line(line, reader=books.clickhouse))
+            assert {part.request_id for part in parts} == used
+            assert sum(part.tokens for part in parts) == line.tokens
+            assert sum(part.cost_nano for part in parts) == line.exact * 10**9

@@ -7,13 +7,20 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
+from io import StringIO
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import facturx
 import pypdf
 import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Sum
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
 
 from billing.closing.close import open_periods
 from billing.invoicing.files import build_files, store_files
@@ -351,3 +358,92 @@ class TestFiles:
     def test_print_the_currency_s_own_digits(self, november: BillingPeriod) -> None:
         sheet = replace(sheet_of(issue(november)), currency="JPY", digits=0)
         assert b"103\r\n" in build_files(replace(sheet, total=Decimal(103)))["csv"].replace(b",JPY", b"")
+
+
+class TestCommand:
+    def run(self, *words: str) -> str:
+        out = StringIO()
+        call_command("invoice", *words, stdout=out, stderr=StringIO())
+        return out.getvalue()
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("billing.management.commands.invoice._objects", lambda: Objects.open(s3_url))
+        monkeypatch.setattr("billing.management.commands.invoice.timezone.now", lambda: NOW)
+
+    def test_issues_stores_and_books(self, november: BillingPeriod, tmp_path: Path) -> None:
+        assert self.run("issue") == "acme 2026-11: Invoice WEIR-2026-000001, 103.2 USD, due 103.2\n"
+        assert self.run("issue", "--tenant", "acme") == ""
+        assert self.run("files") == "WEIR-2026-000001: stored\n"
+        assert self.run("files") == ""
+        self.run("get", "WEIR-2026-000001", "--to", str(tmp_path / "a.pdf"))
+        assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF-1.7")
+        words = ("pay", "WEIR-2026-000001", "--amount", "103.20", "--key", "wire-1")
+        assert self.run(*words) == "WEIR-2026-000001: booked, paid, due 0\n"
+        assert "booked before" in self.run(*words)
+        with pytest.raises(CommandError, match="paid"):
+            self.run("void", "WEIR-2026-000001", "--reason", "late")
+
+    def test_names_what_is_wrong(self, november: BillingPeriod) -> None:
+        for words in (("get", "X", "--to", "a"), ("issue", "--tenant", "nobody"), ("drill", "X", "--line", "1")):
+            with pytest.raises(CommandError, match=r"no document X|no tenant"):
+                self.run(*words)
+        Issuer.objects.all().delete()
+        with pytest.raises(CommandError, match="1 periods have no document"):
+            self.run("issue")
+
+    def test_voids(self, november: BillingPeriod) -> None:
+        self.run("issue")
+        assert self.run("void", "WEIR-2026-000001", "--reason", "wrong buyer") == "acme 2026-11: void\n"
+
+
+class TestAdmin:
+    @pytest.fixture
+    def ada(self, settings: Settings, tmp_path: Path) -> Client:
+        settings.STATIC_ROOT = tmp_path
+        client = Client()
+        client.force_login(User.objects.create_superuser("ada", password="only-a-test"))
+        return client
+
+    def test_issues_shows_and_books(self, ada: Client, november: BillingPeriod) -> None:
+        address = reverse("admin:billing_billingperiod_issue", args=[november.pk])
+        assert ada.get(address).status_code == 200
+        assert Invoice.objects.count() == 0
+        ada.post(address)
+        made = Invoice.objects.get()
+        assert made.issued_by == "user:ada"
+        page = ada.get(reverse("admin:billing_invoice_change", args=[made.pk]))
+        assert b"output tokens at 4 per million" in page.content
+        assert b'name="_save"' not in page.content
+        pdf = ada.get(reverse("admin:billing_invoice_pdf", args=[made.pk]))
+        assert pdf.content == build_files(sheet_of(made))["pdf"]
+        assert pdf["Content-Disposition"] == 'attachment; filename="WEIR-2026-000001.pdf"'
+        assert ada.get(reverse("admin:billing_invoice_csv", args=[made.pk])).content.startswith(b"position,")
+        pay = reverse("admin:billing_invoice_pay", args=[made.pk])
+        ada.post(pay, {"amount": "200", "key": "wire-1"})
+        assert amount_due(Invoice.objects.get()) == Decimal("103.2")
+        ada.post(pay, {"amount": "103.20", "key": "wire-1"})
+        assert Invoice.objects.get().state == "paid"
+        assert b"WEIR-2026-000001" in ada.get(reverse("admin:billing_invoice_changelist")).content
+
+    def test_voids_and_stores_by_post_alone(self, ada: Client, november: BillingPeriod) -> None:
+        made = issue(november)
+        for name in ("void", "store"):
+            assert ada.get(reverse(f"admin:billing_invoice_{name}", args=[made.pk])).status_code == 200
+        ada.post(reverse("admin:billing_invoice_store", args=[made.pk]))
+        ada.post(reverse("admin:billing_invoice_void", args=[made.pk]), {"reason": "wrong buyer"})
+        assert Invoice.objects.get().state == "void"
+
+    def test_adjusts_by_two_people(self, ada: Client, november: BillingPeriod) -> None:
+        form = {"period": str(november.pk), "amount": "-10", "text": "Outage"}
+        assert ada.post(reverse("admin:billing_adjustment_add"), form).status_code == 302
+        address = reverse("admin:billing_adjustment_approve", args=[Adjustment.objects.get().pk])
+        ada.post(address)
+        assert Adjustment.objects.get().approved_by == ""
+        bob = Client()
+        bob.force_login(User.objects.create_superuser("bob", password="only-a-test"))
+        bob.post(address)
+        assert Adjustment.objects.get().approved_by == "user:bob"
+        assert issue(november).net == 76
+        with pytest.raises(IntegrityError, match="never edited"), transaction.atomic():
+            Adjustment.objects.update(amount=5)

@@ -37,9 +37,18 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
     "billing.ledgertransaction": ({"operator", "finance"}, set()),
     "billing.usageposting": ({"operator", "finance"}, set()),
     "billing.billingperiod": ({"operator", "finance"}, set()),
+    "billing.invoice": ({"operator", "finance"}, set()),
     **{
         f"billing.{model}": ({"operator", "finance"}, {"operator"})
-        for model in ("contractterms", "taxrate", "issuer", "billingprofile", "creditgrant", "creditalert")
+        for model in (
+            "contractterms",
+            "taxrate",
+            "issuer",
+            "billingprofile",
+            "creditgrant",
+            "creditalert",
+            "adjustment",
+        )
     },
     "controlplane.servedmodel": ({"operator", "support"}, {"operator"}),
     "axes.accesslog": ({"operator"}, set()),
