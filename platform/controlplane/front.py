@@ -91,6 +91,7 @@ class Front:
         headers = {name.lower(): value for name, value in reversed(scope["headers"])}
         _check_host(headers.get(b"host", b"").decode("latin-1"))
         _check_method(scope["method"], scope["path"])
+        _check_text(scope)
         if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
             raise UnsupportedMedia("this path takes bodies without Content-Encoding")
         return await read_bounded(
@@ -123,6 +124,14 @@ def _check_method(method: str, path: str) -> None:
         raise InvalidRequest("only OPTIONS has no path (RFC 9112, section 3.2.4)", code="invalid_http")
     if path in _READ_ONLY and method not in ("GET", "HEAD", "OPTIONS"):
         raise MethodNotAllowed(f"this path takes {_READING.decode()}")
+
+
+def _check_text(scope: Message) -> None:
+    """PostgreSQL stores no NUL, and the console filters by what a URL says. The API names the parameter itself."""
+    if "\x00" in scope["path"]:
+        raise InvalidRequest("a URL holds no NUL", param="path")
+    if b"%00" in scope["query_string"] and not scope["path"].startswith("/api/v1/"):
+        raise InvalidRequest("a URL holds no NUL", param="query")
 
 
 def _one_form(scope: Message) -> Message:

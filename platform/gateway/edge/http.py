@@ -106,7 +106,8 @@ class HttpProtocol(HttpToolsProtocol):
             return self._half is not None
         if not self._runs() or self.cycle.more_body:
             if self._waiting or self._runs():
-                self._refuse(InvalidRequest("the request ended before it was whole", param="body", code="incomplete"))
+                part = "body" if self._in_body else "headers"
+                self._refuse(InvalidRequest("the request ended before it was whole", param=part, code="incomplete"))
             return False
         if not can_tell(self.transport):
             return False

@@ -70,7 +70,7 @@ class TestUnknownPaths:
         assert answer.status_code == 404
         assert answer.json()["error"] == {
             "message": "No such path: `/no/such/path`", "type": "invalid_request_error",
-            "param": None, "code": "not_found",
+            "param": "path", "code": "not_found",
         }  # fmt: skip
 
     def test_the_root_leads_to_the_console(self, db: None, wired: Redis, client: Client) -> None:

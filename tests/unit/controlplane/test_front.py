@@ -28,6 +28,7 @@ async def call(
     inner: Application = echo,
     whole: bool = True,
     method: str = "POST",
+    query: bytes = b"",
     **deadlines: float,
 ) -> tuple[int, bytes]:
     """(status, body) of one request; with `whole` False its body never ends."""
@@ -44,7 +45,7 @@ async def call(
 
     fields = {"host": "localhost", **(headers or {})}
     scope: Message = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query,
         "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
     }  # fmt: skip
     await Front(inner, **deadlines)(scope, receive, send)
@@ -99,6 +100,17 @@ class TestPaths:
     )
     async def test_have_one_form_and_never_a_redirect(self, given: str, seen: str) -> None:
         assert await call(path=given) == (200, seen.encode() + b" ")
+
+
+class TestText:
+    async def test_that_no_database_stores_is_refused(self) -> None:
+        status, body = await call(path="/admin/tenants/tenant/\x00/")
+        assert (status, json.loads(body)["error"]["param"]) == (400, "path")
+        status, body = await call(path="/admin/tenants/tenant/", query=b"state__exact=%00")
+        assert (status, json.loads(body)["error"]["param"]) == (400, "query")
+
+    async def test_in_a_parameter_of_the_api_is_left_to_the_api(self) -> None:
+        assert (await call(path="/api/v1/tenants", query=b"name=%00"))[0] == 200
 
 
 class TestMethods:
