@@ -35,11 +35,11 @@ DEADLINE = 60.0
 PACE = 20  # tokens a second of the others and of what is cut
 RATIO_MAX = 1.5  # of the others' p99: beyond it, and by more than a slack, it is not unchanged
 SLACK_MS = {"itl": 10.0, "ttft": 50.0}
-CALM_SECONDS = 20.0
+CALM_SECONDS = 10.0
 SPREAD_SECONDS = 0.5  # over which the others begin
 _SETTLE_SECONDS = 20.0
-_RECEIVE_BUFFER = 4_096
-_SIP_BYTES, _SIP_SECONDS = 2_048, 2.0
+_RECEIVE_BUFFER = 8_192
+_SIP_BYTES, _SIP_SECONDS = 3_072, 1.5
 _EVENT = b"data: "
 
 

@@ -5,6 +5,7 @@ replaces what was counted for it before and is never added twice. Every wait has
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ PROBE_SECONDS = 5.0
 KEEP_SECONDS = 3.0  # an idle connection; engines close theirs after five, and a request must not meet that
 OK = 200
 ERROR_TEXT_MAX = 500
+SETTLE_CHARS = 64  # of a text whose tokens are counted here; to count all of it with every chunk grows with its square
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # letter, one space, letter
 _REFUSALS = frozenset({400, 413, 422})  # what the client asked for cannot be done
 _PROGRESS = (
     "vllm:iteration_tokens_total_count",
@@ -236,6 +239,7 @@ class _Tally:
     completion: dict[int, int] = field(default_factory=dict)
     reasoning: dict[int, int] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
+    settled: dict[int, int] = field(default_factory=dict)  # tokens of the text before what is in `texts`
 
     def add(self, body: dict[str, Any]) -> TokenCounts:
         usage = body.get("usage")
@@ -271,8 +275,23 @@ class _Tally:
         text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
         if text:
             index = choice["index"]
-            self.texts[index] = self.texts.get(index, "") + text
-            self.completion[index] = self.count_tokens(self.texts[index])
+            self.texts[index] = self._settle(index, self.texts.get(index, "") + text)
+            self.completion[index] = self.settled.get(index, 0) + self.count_tokens(self.texts[index])
+
+    def _settle(self, index: int, text: str) -> str:
+        """What is left to be counted anew with every chunk: words that are over are counted once.
+
+        Tokenizers split before they merge, and all at a single space between words. What one of them puts before any
+        text that it is given is in both counts of the difference, and so in neither.
+        """
+        assert self.count_tokens is not None
+        if len(text) < SETTLE_CHARS:
+            return text
+        *_, cut = (0, *(found.start() for found in _BETWEEN_WORDS.finditer(text)))
+        if cut:
+            over = self.count_tokens(text) - self.count_tokens(text[cut:])
+            self.settled[index] = self.settled.get(index, 0) + over
+        return text[cut:]
 
 
 def _error_of(text: str) -> tuple[str, str]:
