@@ -25,6 +25,7 @@ from billing.closing.compare import (
 )
 from billing.closing.watermark import Watermark
 from billing.models import ContractTerms, PriceVersion
+from billing.proof.signing import Signer
 from billing.rating.invoice import Usage
 from billing.rating.periods import Span
 from billing.rating.prices import CARD_ID_SEPARATOR, Meter, nano_per_token
@@ -49,6 +50,7 @@ class Evidence:
     reader: Reader
     watermark: Watermark
     attempt_logs: Sequence[Path] | None
+    signer: Signer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from billing.closing.check import Comparison, Evidence, compare_books, subject_o
 from billing.closing.compare import Gap, HourCount
 from billing.customers import find_calendar
 from billing.models import BillingPeriod, CloseGap, CloseWaiver, PeriodHour, PeriodState, PeriodUsage
+from billing.proof.seal import HourRoot, SealDiffers, hour_roots, store_seal
 from billing.rating.invoice import Usage
-from billing.rating.periods import Month, month_span
+from billing.rating.periods import Month, Span, month_span
 from contracts.money import decimal_from_nano, nano_from_decimal
 
 FIRST_REVISION = 1
@@ -118,10 +119,12 @@ def seal_period(period: BillingPeriod, evidence: Evidence, *, actor: str, now: d
     gaps = list(comparison.gaps)
     if gaps and not CloseWaiver.objects.filter(period=period, gaps_sha256=_digest(gaps)).exists():
         raise CloseBlocked(gaps)
+    roots = _roots(period, comparison, evidence)
     with transaction.atomic():
         locked = BillingPeriod.objects.select_for_update().get(pk=period.pk)
         if locked.state == PeriodState.DRAFT:
-            _store(locked, comparison, revision=FIRST_REVISION)
+            _store(locked, comparison, roots, revision=FIRST_REVISION)
+            store_seal(locked, roots, revision=FIRST_REVISION, signer=evidence.signer)
             locked.state, locked.sealed_at, locked.sealed_by = PeriodState.SEALED, now, actor
             locked.save(update_fields=["state", "sealed_at", "sealed_by"])
     return locked
@@ -136,6 +139,7 @@ def correct_period(period: BillingPeriod, evidence: Evidence, *, now: datetime) 
     if current.state not in (PeriodState.SEALED, PeriodState.ISSUED, PeriodState.PAID):
         raise CloseRefused(f"{current} is {current.state}: only what was sealed is corrected")
     comparison = _compare(period, evidence, now=now)
+    roots = _roots(period, comparison, evidence)
     with transaction.atomic():
         locked = BillingPeriod.objects.select_for_update().get(pk=period.pk)
         last = latest_revision(locked)
@@ -143,7 +147,8 @@ def correct_period(period: BillingPeriod, evidence: Evidence, *, now: datetime) 
             return None
         if comparison.gaps:
             raise CloseBlocked(comparison.gaps)
-        _store(locked, comparison, revision=last + 1)
+        _store(locked, comparison, roots, revision=last + 1)
+        store_seal(locked, roots, revision=last + 1, signer=evidence.signer)
         return last + 1
 
 
@@ -166,7 +171,16 @@ def _compare(period: BillingPeriod, evidence: Evidence, *, now: datetime) -> Com
     return compare_books(subject, evidence, now=now)
 
 
-def _store(period: BillingPeriod, comparison: Comparison, *, revision: int) -> None:
+def _roots(period: BillingPeriod, comparison: Comparison, evidence: Evidence) -> list[HourRoot]:
+    span = Span(start=period.starts_at.astimezone(UTC), end=period.ends_at.astimezone(UTC))
+    try:
+        return hour_roots(evidence.reader, tenant_id=str(period.tenant_id), span=span, hours=comparison.hours)
+    except SealDiffers as error:
+        raise CloseRefused(f"usage came in meanwhile, run it again: {error}") from error
+
+
+def _store(period: BillingPeriod, comparison: Comparison, roots: Sequence[HourRoot], *, revision: int) -> None:
+    by_hour = {root.hour_ms: root.root for root in roots}
     PeriodHour.objects.bulk_create(
         PeriodHour(
             period=period,
@@ -178,6 +192,7 @@ def _store(period: BillingPeriod, comparison: Comparison, *, revision: int) -> N
             completion_tokens=count.completion_tokens,
             cost=decimal_from_nano(count.cost_nano),
             fingerprint=count.fingerprint,
+            merkle_root=by_hour[count.hour_ms],
         )
         for count in comparison.hours
         if count.currency == period.currency

@@ -31,8 +31,10 @@ from billing.models import (
     Invoice,
     InvoiceSeries,
     Issuer,
+    PeriodSeal,
     PeriodState,
     TaxRate,
+    UsagePosting,
 )
 from billing.rating import invoice as rating
 from billing.rating.invoice import Rated, Segment, Usage, difference, rate_period
@@ -83,7 +85,7 @@ def issue_document(*, period_id: uuid.UUID, actor: str, now: datetime) -> Invoic
             return None
         made = _create(period, due, tax=tax, earlier=earlier, actor=actor, now=now)
         store_lines(made, due)
-        _post(made, period, earlier)
+        _post(made, earlier)
         if period.state == PeriodState.SEALED:
             period.state = PeriodState.ISSUED
             period.save(update_fields=["state"])
@@ -153,6 +155,8 @@ def _create(
         serial=serial,
         number=number,
         usage_revision=latest_revision(period),
+        usage_posted=_usage_posted(period),
+        seal_head=_seal_head(period),
         currency=period.currency,
         net=decimal_from_nano(due.net_nano),
         tax=decimal_from_nano(due.tax_nano),
@@ -171,6 +175,11 @@ def _create(
     )
 
 
+def _seal_head(period: BillingPeriod) -> str:
+    seal = PeriodSeal.objects.filter(period=period, revision=latest_revision(period)).first()
+    return seal.head if seal is not None else ""
+
+
 def _next_serial(series: str, year: int) -> int:
     """Counted under a lock that the transaction keeps: rolled back with it, so no number is left out."""
     InvoiceSeries.objects.get_or_create(series=series, year=year)
@@ -180,27 +189,33 @@ def _next_serial(series: str, year: int) -> int:
     return counter.last
 
 
-def _post(made: Invoice, period: BillingPeriod, earlier: Sequence[Invoice]) -> None:
+def _post(made: Invoice, earlier: Sequence[Invoice]) -> None:
     """Usage was posted request by request when it ended; this brings the receivable to what the documents say."""
-    before = earlier[-1].usage_revision if earlier else 0
-    used = _usage_nano(period, made.usage_revision) - _usage_nano(period, before)
+    before = earlier[-1].usage_posted if earlier else Decimal(0)
+    used = nano_from_decimal(made.usage_posted - before)
     net, tax, total = (nano_from_decimal(amount) for amount in (made.net, made.tax, made.total))
     post_once(
-        key=f"invoice:{period.pk}:{made.sequence}",
+        key=f"invoice:{made.period_id}:{made.sequence}",
         currency=made.currency,
         description=f"{made.get_kind_display()} {made.number}",
         at=made.issued_at,
         sides=[
-            Side(tenant_id=period.tenant_id, kind=AccountKind.RECEIVABLE, nano=total - used),
+            Side(tenant_id=made.tenant_id, kind=AccountKind.RECEIVABLE, nano=total - used),
             Side(tenant_id=None, kind=AccountKind.REVENUE, nano=used - net),
             Side(tenant_id=None, kind=AccountKind.TAX, nano=-tax),
         ],
     )
 
 
-def _usage_nano(period: BillingPeriod, revision: int) -> int:
-    total = period.hours.filter(revision=revision).aggregate(total=Sum("cost"))["total"]
-    return nano_from_decimal(total or Decimal(0))
+def _usage_posted(period: BillingPeriod) -> Decimal:
+    """By the ledger itself: with a waiver it may have other usage than what the document is rated from."""
+    posted = UsagePosting.objects.filter(
+        tenant_id=period.tenant_id,
+        currency=period.currency,
+        billed_at__gte=period.starts_at,
+        billed_at__lt=period.ends_at,
+    )
+    return posted.aggregate(total=Sum("amount"))["total"] or Decimal(0)
 
 
 def _parties(period: BillingPeriod) -> tuple[Issuer, BillingProfile]:

@@ -68,6 +68,7 @@ class Sheet:
     total: Decimal
     credit_used: Decimal
     due: Decimal
+    seal_head: str
 
     def money(self, amount: Decimal) -> str:
         """With the currency's digits, "1234.50"."""
@@ -119,6 +120,7 @@ def sheet_of(document: Invoice) -> Sheet:
         total=document.total,
         credit_used=document.credit_used,
         due=document.total - document.credit_used,
+        seal_head=document.seal_head,
     )
 
 

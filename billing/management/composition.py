@@ -19,6 +19,7 @@ from billing.closing.check import Evidence
 from billing.closing.watermark import read_watermark
 from billing.metering.meter import Revive
 from billing.metering.streams import UsageStreams
+from billing.proof.signing import Signer
 from billing.selectors import usage_reader
 from contracts.clock import Clock
 from stores.redis_blocking import blocking_redis
@@ -36,7 +37,13 @@ def gather_evidence(*, attempt_logs: Sequence[Path] = ()) -> Evidence:
     own = Path(settings.ENV.home) / "attempts"
     logs = list(attempt_logs) or ([own] if own.is_dir() else None)
     watermark = read_watermark(blocking_redis(settings.ENV.redis), revive=usage_reviver())
-    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs)
+    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs, signer=open_signer())
+
+
+def open_signer() -> Signer:
+    """The key of this installation's receipts and seals."""
+    env = settings.ENV
+    return Signer(secret=env.secret.get_secret_value(), old_secret=env.secret_old.get_secret_value())
 
 
 class Sweeper(Protocol):

@@ -12,6 +12,7 @@ from billing.models.closing import (
     CloseGap,
     CloseWaiver,
     PeriodHour,
+    PeriodSeal,
     PeriodState,
     PeriodUsage,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Payment",
     "Period",
     "PeriodHour",
+    "PeriodSeal",
     "PeriodState",
     "PeriodUsage",
     "PriceClass",

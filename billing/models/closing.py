@@ -65,6 +65,7 @@ class PeriodHour(models.Model):
     completion_tokens = models.BigIntegerField()
     cost = models.DecimalField(max_digits=38, decimal_places=9)
     fingerprint = models.BigIntegerField(help_text="XOR of the ids' hashes: the same set, not only the same number.")
+    merkle_root = models.CharField(max_length=64, blank=True, default="", help_text="Of the hour's receipts.")
 
     class Meta:
         ordering = ["hour"]
@@ -72,6 +73,26 @@ class PeriodHour(models.Model):
 
     def __str__(self) -> str:
         return f"{self.hour:%Y-%m-%d %H}"
+
+
+class PeriodSeal(models.Model):
+    """The signed head of a revision's chain of hours: what its documents print."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    period = models.ForeignKey(BillingPeriod, on_delete=models.PROTECT, related_name="seals")
+    revision = models.PositiveSmallIntegerField()
+    prev_head = models.CharField(max_length=64)
+    head = models.CharField(max_length=64)
+    requests = models.BigIntegerField()
+    key_id = models.CharField(max_length=16)
+    signature = models.CharField(max_length=128)
+
+    class Meta:
+        ordering = ["period", "revision"]
+        constraints = [models.UniqueConstraint(fields=["period", "revision"], name="period_seal_once")]
+
+    def __str__(self) -> str:
+        return self.head
 
 
 class PeriodUsage(models.Model):

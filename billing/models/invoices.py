@@ -81,6 +81,10 @@ class Invoice(models.Model):
     serial = models.PositiveIntegerField()
     number = models.CharField(max_length=40, unique=True)
     usage_revision = models.PositiveSmallIntegerField()
+    usage_posted = models.DecimalField(
+        max_digits=38, decimal_places=9, help_text="What the ledger had for the period's usage when this was issued."
+    )
+    seal_head = models.CharField(max_length=64, blank=True, default="", help_text="Of the usage it was rated from.")
     currency = models.CharField(max_length=3)
     net = models.DecimalField(max_digits=20, decimal_places=9)
     tax = models.DecimalField(max_digits=20, decimal_places=9)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Month:
@@ -46,6 +48,12 @@ class Span:
 
     start: datetime
     end: datetime
+
+    @classmethod
+    def of_ms(cls, start_ms: int, end_ms: int) -> "Span":
+        """Of milliseconds since the epoch."""
+        start, end = (_EPOCH + timedelta(milliseconds=at) for at in (start_ms, end_ms))
+        return cls(start=start, end=end)
 
     @property
     def seconds(self) -> int:

@@ -35,6 +35,7 @@ class TestAppendOnly:
             "billing_ledgertransaction",
             "billing_payment",
             "billing_periodhour",
+            "billing_periodseal",
             "billing_periodusage",
             "billing_priceversion",
             "billing_taxrate",

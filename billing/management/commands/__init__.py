@@ -1,1 +1,1 @@
-"""Commands of the billing room: close_period, credit, invoice, meter, settler, usage_report."""
+"""Commands of this room: usage in (meter, settler), money out (close_period, invoice, credit), proofs and reports."""

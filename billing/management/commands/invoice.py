@@ -15,7 +15,9 @@ from billing.invoicing.files import store_files
 from billing.invoicing.issue import InvoiceRefused, issue_document
 from billing.invoicing.pay import PaymentRefused, amount_due, record_payment, void_period
 from billing.ledger.journal import LedgerConflict
+from billing.management.composition import open_signer
 from billing.models import BillingPeriod, Invoice, PeriodState
+from billing.proof.pack import NoProof, proof_of
 from billing.selectors import usage_reader
 from contracts.money import text_from_nano
 from stores.clickhouse import ClickHouseError
@@ -25,7 +27,7 @@ from stores.objects import Objects, ObjectStoreError
 class Command(BaseCommand):
     """Every verb repeated does nothing more: a document, a payment and a file each have a key."""
 
-    help = "Invoices: issue | files | get | pay | void | drill."
+    help = "Invoices: issue | files | get | pay | void | prove | drill."
 
     def add_arguments(self, parser: CommandParser) -> None:
         verbs = parser.add_subparsers(dest="verb", required=True)
@@ -46,6 +48,9 @@ class Command(BaseCommand):
         void.add_argument("number")
         void.add_argument("--reason", required=True)
         void.add_argument("--by", default="system:command", help="who voids")
+        prove = verbs.add_parser("prove", help="write the proof that `verify_invoice` checks")
+        prove.add_argument("number")
+        prove.add_argument("--to", type=Path, required=True)
         drill = verbs.add_parser("drill", help="the requests behind a line, as CSV")
         drill.add_argument("number")
         drill.add_argument("--line", type=int, required=True)
@@ -57,11 +62,12 @@ class Command(BaseCommand):
             "get": self._get,
             "pay": self._pay,
             "void": self._void,
+            "prove": self._prove,
             "drill": self._drill,
         }[options["verb"]]
         try:
             verb(options)
-        except (InvoiceRefused, PaymentRefused, LedgerConflict) as error:
+        except (InvoiceRefused, PaymentRefused, LedgerConflict, NoProof) as error:
             raise CommandError(str(error)) from error
         except ObjectStoreError as error:
             raise CommandError(f"{error}; run it again: what was issued stands") from error
@@ -116,6 +122,12 @@ class Command(BaseCommand):
             period_id=document.period_id, actor=options["by"], at=timezone.now(), reason=options["reason"]
         )
         self.stdout.write(f"{period}: void")
+
+    def _prove(self, options: dict[str, Any]) -> None:
+        lines = proof_of(_document(options["number"]), reader=usage_reader(), signer=open_signer())
+        with options["to"].open("w", encoding="utf-8") as file:
+            number = sum(1 for line in lines if file.write(f"{line}\n"))
+        self.stdout.write(f"{options['to']}: {number - 1} receipts")
 
     def _drill(self, options: dict[str, Any]) -> None:
         line = _document(options["number"]).lines.filter(position=options["line"]).first()

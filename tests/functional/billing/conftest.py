@@ -3,6 +3,9 @@
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -10,6 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.clickhouse.migrate import Topology, migrate
+from billing.closing.close import open_periods
+from billing.models import BillingPeriod
+from billing.rating.prices import Meter
+from billing.selectors import price_card
+from billing.services import publish_prices
 from contracts.jobs import Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
@@ -18,6 +26,7 @@ from fairqueue.keys import PoolKeys
 from stores.clickhouse_chdb import ChdbOwner
 from tenants.models import Plan, Tenant
 from tests.factories import jobs
+from tests.functional.billing.months import END, NOW, START, Books
 
 PRICE = PriceCard(card_id="in+cached+out", currency="USD", input_nano=250, cached_nano=25, output_nano=2_000)
 ADMITTED_MS = 1_800_000_000_000
@@ -156,3 +165,23 @@ def _never(seconds: float) -> None:
 @pytest.fixture
 def ticket_of() -> Callable[..., Ticket]:
     return make_ticket
+
+
+@pytest.fixture
+def books(clickhouse: ChdbOwner, tenants: dict[str, Tenant], tmp_path: Path) -> Books:
+    acme = tenants["acme"]
+    Tenant.objects.filter(pk=acme.pk).update(timezone="Asia/Kathmandu", created_at=START + timedelta(days=3))
+    prices = {Meter.INPUT: Decimal(1), Meter.CACHED: Decimal("0.1"), Meter.OUTPUT: Decimal(4)}
+    publish_prices(
+        model="m", prices=prices, currency="USD", at=START - timedelta(days=90), actor="user:ada", approver="user:bob"
+    )
+    card = price_card(tenant_id=str(acme.pk), model="m", at_ms=round(START.timestamp() * 1_000))
+    assert card is not None
+    return Books(clickhouse=clickhouse, tenant=acme, card=card, logs=tmp_path)
+
+
+@pytest.fixture
+def november(books: Books) -> BillingPeriod:
+    first = open_periods(tenant_id=books.tenant.pk, now=NOW)[0]
+    assert (first.month, first.starts_at, first.ends_at) == ("2026-11", START, END)
+    return first

@@ -2,15 +2,13 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
@@ -19,7 +17,6 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from billing.closing.check import Evidence
 from billing.closing.close import (
     CloseBlocked,
     CloseRefused,
@@ -31,98 +28,19 @@ from billing.closing.close import (
     unexplained_tokens,
     waive_gaps,
 )
-from billing.closing.watermark import DeadLetter, Watermark
+from billing.closing.watermark import DeadLetter
 from billing.invoicing.drill import requests_of_line
 from billing.invoicing.issue import issue_document
-from billing.ledger.entries import post_usage
-from billing.ledger.posting import line_of
-from billing.metering.record import COLUMNS, TABLE, Batch, build_row
 from billing.models import BillingPeriod, BillingProfile, Issuer, PeriodUsage
 from billing.rating.prices import Meter
 from billing.selectors import price_card
 from billing.services import publish_prices
 from billing.tasks import close_due
-from contracts.jobs import UsageRecord
-from contracts.money import PriceCard
 from contracts.tokens import TokenCounts
-from stores.clickhouse_chdb import ChdbOwner
 from tenants.models import Tenant
-from tests.factories import jobs
+from tests.functional.billing.months import DONE, END, NOW, START, Books
 
 pytestmark = pytest.mark.django_db
-
-START = datetime(2026, 10, 31, 18, 15, tzinfo=UTC)  # November in Kathmandu
-END = datetime(2026, 11, 30, 18, 15, tzinfo=UTC)
-NOW = END + timedelta(hours=6)
-DONE = Watermark(low_ms=round(NOW.timestamp() * 1_000), letters=(), cut=())
-
-
-@dataclass
-class Books:
-    """Writes usage into all three books, or into those that a test names."""
-
-    clickhouse: ChdbOwner
-    tenant: Tenant
-    card: PriceCard
-    logs: Path
-    number: int = 0
-    records: list[UsageRecord] = field(default_factory=list)
-
-    def record(self, at: datetime, **changes: Any) -> UsageRecord:
-        self.number += 1
-        at_ms = round(at.timestamp() * 1_000)
-        request_id = uuid.UUID(int=((at_ms - 900) << 80) | (0x7 << 76) | (0b10 << 62) | self.number)
-        made = jobs.make_record(
-            jobs.make_ticket(
-                str(request_id), tenant_id=str(self.tenant.pk), price=self.card, model="m", admitted_at_ms=at_ms - 900
-            )
-        )
-        counts = TokenCounts(prompt=1_000, cached=600, completion=100)
-        made = replace(made, counts=counts, billed_at_ms=at_ms, outcome="ok", worker_id="w1", attempt=1)
-        made = replace(made, **changes)
-        self.records.append(made)
-        return made
-
-    def use(self, at: datetime, *, of: str = "clickhouse ledger engine", **changes: Any) -> UsageRecord:
-        record = self.record(at, **changes)
-        self.write(record, of=of)
-        return record
-
-    def write(self, record: UsageRecord, *, of: str) -> None:
-        if "clickhouse" in of:
-            batch = Batch(batch_id=str(uuid.uuid4()), created_at_ms=record.billed_at_ms)
-            self.clickhouse.insert(
-                table=TABLE, columns=COLUMNS, rows=[build_row(record, batch=batch)], token=batch.batch_id
-            )
-        if "ledger" in of:
-            post_usage([line_of(record)], at=NOW)
-        if "engine" in of:
-            names = ("request_id", "tenant_id", "attempt", "counts", "billed_at_ms", "outcome")
-            with (self.logs / "w1.jsonl").open("ab") as file:
-                file.write(orjson.dumps({"v": 1, "fence": "1-a", **{n: getattr(record, n) for n in names}}) + b"\n")
-
-    def evidence(self, watermark: Watermark = DONE, *, logs: bool = True) -> Evidence:
-        return Evidence(reader=self.clickhouse, watermark=watermark, attempt_logs=[self.logs] if logs else None)
-
-
-@pytest.fixture
-def books(clickhouse: ChdbOwner, tenants: dict[str, Tenant], tmp_path: Path) -> Books:
-    acme = tenants["acme"]
-    Tenant.objects.filter(pk=acme.pk).update(timezone="Asia/Kathmandu", created_at=START + timedelta(days=3))
-    prices = {Meter.INPUT: Decimal(1), Meter.CACHED: Decimal("0.1"), Meter.OUTPUT: Decimal(4)}
-    publish_prices(
-        model="m", prices=prices, currency="USD", at=START - timedelta(days=90), actor="user:ada", approver="user:bob"
-    )
-    card = price_card(tenant_id=str(acme.pk), model="m", at_ms=round(START.timestamp() * 1_000))
-    assert card is not None
-    return Books(clickhouse=clickhouse, tenant=acme, card=card, logs=tmp_path)
-
-
-@pytest.fixture
-def november(books: Books) -> BillingPeriod:
-    first = open_periods(tenant_id=books.tenant.pk, now=NOW)[0]
-    assert (first.month, first.starts_at, first.ends_at) == ("2026-11", START, END)
-    return first
 
 
 def kinds(found: CloseBlocked) -> set[str]:
