@@ -6,7 +6,6 @@ which Redis gave when the request ended; an attempt log has its worker's own clo
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -180,13 +179,6 @@ def logged_attempts(folders: Iterable[Path], *, tenant_id: str, span: Span) -> l
                 if fields["tenant_id"] == tenant_id and near:
                     found.append((at_ms, _attempt(fields)))
     return found
-
-
-def hour_span(hour_ms: int, *, within: Span) -> Span:
-    """An hour of UTC as far as it lies in `within`: a month of +05:45 begins in the middle of one."""
-    start = datetime.fromtimestamp(hour_ms / 1_000, tz=UTC)
-    end = datetime.fromtimestamp(hour_ms / 1_000 + 3_600, tz=UTC)
-    return Span(start=max(start, within.start), end=min(end, within.end))
 
 
 def _attempt(fields: dict[str, object]) -> LoggedAttempt:

@@ -27,7 +27,7 @@ from billing.closing.watermark import Watermark
 from billing.models import ContractTerms, PriceVersion
 from billing.proof.signing import Signer
 from billing.rating.invoice import Usage
-from billing.rating.periods import Span
+from billing.rating.periods import Span, hour_span
 from billing.rating.prices import CARD_ID_SEPARATOR, Meter, nano_per_token
 from stores.clickhouse import Reader
 
@@ -103,7 +103,7 @@ def _ledger_gaps(subject: Subject, reader: Reader, hours: Sequence[HourCount]) -
     posted = books.posted_hours(tenant_id=tenant_id, span=subject.span)
     gaps = []
     for hour_ms in differing_hours(hours, posted):
-        hour = books.hour_span(hour_ms, within=subject.span)
+        hour = hour_span(hour_ms, within=subject.span)
         metered = books.metered_requests(reader, tenant_id=tenant_id, span=hour)
         gaps += explain_ledger(metered, books.posted_requests(tenant_id=tenant_id, span=hour), hour_ms=hour_ms)
     return gaps
@@ -120,7 +120,7 @@ def _engine_gaps(subject: Subject, evidence: Evidence, hours: Sequence[HourCount
     waiting = {each.request_id for at_ms, each in logged if span.start_ms <= at_ms < span.end_ms}
     gaps = []
     for hour_ms in sorted({count.hour_ms for count in hours}):
-        hour = books.hour_span(hour_ms, within=span)
+        hour = hour_span(hour_ms, within=span)
         rows = list(books.metered_requests(evidence.reader, tenant_id=tenant_id, span=hour))
         gaps += explain_engine(rows, attempts, hour_ms=hour_ms)
         waiting -= {row.request_id for row in rows}

@@ -173,8 +173,11 @@ def _compare(period: BillingPeriod, evidence: Evidence, *, now: datetime) -> Com
 
 def _roots(period: BillingPeriod, comparison: Comparison, evidence: Evidence) -> list[HourRoot]:
     span = Span(start=period.starts_at.astimezone(UTC), end=period.ends_at.astimezone(UTC))
+    counted: dict[int, int] = {}
+    for hour in comparison.hours:
+        counted[hour.hour_ms] = counted.get(hour.hour_ms, 0) + hour.requests
     try:
-        return hour_roots(evidence.reader, tenant_id=str(period.tenant_id), span=span, hours=comparison.hours)
+        return hour_roots(evidence.reader, tenant_id=str(period.tenant_id), span=span, counted=counted)
     except SealDiffers as error:
         raise CloseRefused(f"usage came in meanwhile, run it again: {error}") from error
 

@@ -4,16 +4,14 @@ Invariant: the head commits to every receipt of the period and to the head befor
 same period's last revision. Whoever holds the head can tell whether one receipt was added, changed or left out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from billing.closing.books import hour_span
-from billing.closing.compare import HourCount
 from billing.models import BillingPeriod, PeriodSeal
 from billing.proof.receipts import receipts_of
 from billing.proof.signing import Signer
 from billing.proof.verify import NO_HEAD, chain, leaf_of, merkle_root
-from billing.rating.periods import Span
+from billing.rating.periods import Span, hour_span
 from stores.clickhouse import Reader
 
 
@@ -33,11 +31,8 @@ class HourRoot:
         return {"hour_ms": self.hour_ms, "requests": self.requests, "root": self.root}
 
 
-def hour_roots(reader: Reader, *, tenant_id: str, span: Span, hours: Iterable[HourCount]) -> list[HourRoot]:
-    """Of every hour that has requests, in order. Raises SealDiffers, stores.clickhouse.ClickHouseError."""
-    counted: dict[int, int] = {}
-    for hour in hours:
-        counted[hour.hour_ms] = counted.get(hour.hour_ms, 0) + hour.requests
+def hour_roots(reader: Reader, *, tenant_id: str, span: Span, counted: Mapping[int, int]) -> list[HourRoot]:
+    """Of every hour in `counted` (hour -> requests), in order. Raises SealDiffers, ClickHouseError."""
     roots = []
     for hour_ms, requests in sorted(counted.items()):
         within = hour_span(hour_ms, within=span)

@@ -93,3 +93,9 @@ def days_of(span: Span, zone: ZoneInfo) -> list[tuple[date, Span]]:
             start = end
         day += timedelta(days=1)
     return days
+
+
+def hour_span(hour_ms: int, *, within: Span) -> Span:
+    """An hour of UTC as far as it lies in `within`: a month of +05:45 begins in the middle of one."""
+    hour = Span.of_ms(hour_ms, hour_ms + 3_600_000)
+    return Span(start=max(hour.start, within.start), end=min(hour.end, within.end))
