@@ -26,7 +26,7 @@ from infra.bench.load import Connection, Target, open_connections, run_closed_lo
 from infra.bench.output import Measure
 from infra.bench.prompts import make_prompt
 from infra.bench.quiet import quiet
-from infra.bench.servers import cpu_seconds
+from infra.bench.servers import cpu_of
 from infra.bench.stats import describe, median
 
 NAME = "gateway"
@@ -195,11 +195,11 @@ def _until(plan: Plan, number: int) -> float:
 
 
 def _cpu(side: Side) -> dict[str, float]:
-    return {name: cpu_seconds(pid) for name, pid in {**side.pids, "client": os.getpid()}.items()}
+    return cpu_of({**side.pids, "client": os.getpid()})
 
 
 def _spent(side: Side, before: Mapping[str, float], requests: int) -> dict[str, float]:
-    return {name: (now - before[name]) * 1_000 / requests for name, now in _cpu(side).items()}
+    return {name: (now - before[name]) * 1_000 / requests for name, now in _cpu(side).items() if name in before}
 
 
 def measures(found: Found) -> list[Measure]:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from controlplane.local import probes
@@ -85,6 +85,15 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return []
+
+
+def cpu_of(pids: Mapping[str, int]) -> dict[str, float]:
+    """Seconds of the processor by name; who has ended is left out."""
+    found = {}
+    for name, pid in pids.items():
+        with suppress(OSError):
+            found[name] = cpu_seconds(pid)
+    return found
 
 
 def cpu_seconds(pid: int) -> float:

@@ -28,7 +28,7 @@ from typing import Any
 from infra.bench.load import Connection, Target, open_connections, read_answer
 from infra.bench.output import Measure
 from infra.bench.prompts import make_prompt
-from infra.bench.servers import cpu_seconds
+from infra.bench.servers import cpu_of
 from infra.bench.sse import Head, Part, read_body
 from infra.bench.stats import describe, median, percentile
 
@@ -162,11 +162,11 @@ def _request(target: Target, *, tokens: int, pace: int, index: int) -> bytes:
 
 async def _load(side: Side, connections: Sequence[Connection], *, tokens: int, pace: int) -> Load:
     pids = {**side.pids, "client": os.getpid()}
-    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    before = cpu_of(pids)
     began = time.perf_counter()
     done = await _exchange(connections, tokens=tokens, pace=pace)
     seconds = time.perf_counter() - began
-    cpu = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+    cpu = {name: now - before[name] for name, now in cpu_of(pids).items() if name in before}
     answers = [read_answer(written=written, head=head, parts=parts) for written, head, parts in done]
     wrong = [answer.failure or "tokens are missing" for answer in answers if answer.completion_tokens != tokens]
     wrong += [answer.failure for answer in answers if answer.failure]

@@ -38,6 +38,11 @@ class TestGrowth:
         [found] = growth(BEFORE, replace(BEFORE, **change))  # type: ignore[arg-type]
         assert said in found
 
+    def test_lets_a_process_keep_what_it_needed_for_what_it_held(self) -> None:
+        after = replace(BEFORE, resident={"gateway": 140 * MIB, "valkey": 50 * MIB})
+        assert growth(BEFORE, after, held=2_000) == []
+        assert growth(BEFORE, after, held=100) != []
+
     def test_shows_each_quantity_from_left_to_right(self) -> None:
         rows = dict(table_rows([BEFORE, replace(BEFORE, streams=10_000, clients=11)]))
         assert rows["after streams"] == "2,000 → 10,000"
