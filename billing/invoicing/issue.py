@@ -6,7 +6,7 @@ nothing and is none; after it the ledger's receivable of the period is the sum o
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -33,6 +33,7 @@ from billing.models import (
     Issuer,
     PeriodSeal,
     PeriodState,
+    PeriodUsage,
     TaxRate,
     UsagePosting,
 )
@@ -43,6 +44,7 @@ from billing.rating.tax import Tax, TaxUndecided, decide_tax
 from billing.rating.terms import Terms, read_tiers
 from contracts.money import decimal_from_nano, nano_from_decimal
 
+PriceKey = tuple[str, str, Meter]  # model, class ("" = every), meter
 NO_TAX = Tax(category="O", rate_ppm=0, note="")
 
 
@@ -68,7 +70,9 @@ class Address:
 
 
 def issue_document(*, period_id: uuid.UUID, actor: str, now: datetime) -> Invoice | None:
-    """The invoice of a sealed period, or the note that an issued one needs; None when its documents are right.
+    """The invoice of a sealed period, or the note that an issued one needs; None when there is nothing to say.
+
+    Less than can be paid is nothing: it stays on the ledger, and a later revision of the period may bring it over.
 
     Raises InvoiceRefused, naming what is missing (issuer, address, tax rate), and LedgerConflict.
     """
@@ -81,7 +85,7 @@ def issue_document(*, period_id: uuid.UUID, actor: str, now: datetime) -> Invoic
         before = rated_before(earlier, currency=period.currency)
         after = rate_now(period, tax=tax)
         due = difference(after, before) if earlier else after
-        if earlier and not (due.net_nano or due.tax_nano or any(line.nano for line in due.lines)):
+        if not (due.net_nano or due.tax_nano or any(line.nano for line in due.lines)):
             return None
         made = _create(period, due, tax=tax, earlier=earlier, actor=actor, now=now)
         store_lines(made, due)
@@ -93,8 +97,11 @@ def issue_document(*, period_id: uuid.UUID, actor: str, now: datetime) -> Invoic
         return made
 
 
-def rate_now(period: BillingPeriod, *, tax: Tax = NO_TAX) -> Rated:
-    """The whole period as it is known now: usage of its last revision, contracts, approved adjustments."""
+def rate_now(period: BillingPeriod, *, tax: Tax = NO_TAX, units: Mapping[PriceKey, int] | None = None) -> Rated:
+    """The whole period as it is known now: usage of its last revision, contracts, approved adjustments.
+
+    `units`: what if these had been the unit prices (nano-units per token)? What they do not name keeps its own.
+    """
     subject = subject_of(
         tenant_id=period.tenant_id, currency=period.currency, starts_at=period.starts_at, ends_at=period.ends_at
     )
@@ -103,18 +110,7 @@ def rate_now(period: BillingPeriod, *, tax: Tax = NO_TAX) -> Rated:
         Segment(
             terms=_terms(terms),
             seconds=span.seconds,
-            usage=tuple(
-                Usage(
-                    model=row.model,
-                    service_class=row.service_class,
-                    meter=Meter(row.meter),
-                    price_id=row.price_id,
-                    unit_nano=row.unit_nano,
-                    tokens=row.tokens,
-                )
-                for row in rows
-                if span.start <= row.segment_at < span.end
-            ),
+            usage=tuple(_usage(row, units or {}) for row in rows if span.start <= row.segment_at < span.end),
         )
         for terms, span in segments_of(subject)
     ]
@@ -123,6 +119,19 @@ def rate_now(period: BillingPeriod, *, tax: Tax = NO_TAX) -> Rated:
         for each in Adjustment.objects.filter(period=period).exclude(approved_by="")
     ]
     return rate_period(segments, seconds=subject.span.seconds, currency=period.currency, tax=tax, adjustments=agreed)
+
+
+def _usage(row: PeriodUsage, units: Mapping[PriceKey, int]) -> Usage:
+    meter = Meter(row.meter)
+    unit = units.get((row.model, row.service_class, meter), units.get((row.model, "", meter), row.unit_nano))
+    return Usage(
+        model=row.model,
+        service_class=row.service_class,
+        meter=meter,
+        price_id=row.price_id,
+        unit_nano=unit,
+        tokens=row.tokens,
+    )
 
 
 def _create(

@@ -25,6 +25,7 @@ START = datetime(2026, 10, 31, 18, 15, tzinfo=UTC)  # November in Kathmandu
 END = datetime(2026, 11, 30, 18, 15, tzinfo=UTC)
 NOW = END + timedelta(hours=6)
 SIGNER = Signer("a root secret of thirty-two characters")
+LARGE = TokenCounts(prompt=1_000_000, cached=600_000, completion=100_000)  # 0.86
 DONE = Watermark(low_ms=round(NOW.timestamp() * 1_000), letters=(), cut=())
 
 
@@ -59,18 +60,19 @@ class Books:
         self.write(record, of=of)
         return record
 
-    def write(self, record: UsageRecord, *, of: str) -> None:
+    def write(self, *records: UsageRecord, of: str = "clickhouse ledger engine") -> None:
         if "clickhouse" in of:
-            batch = Batch(batch_id=str(uuid.uuid4()), created_at_ms=record.billed_at_ms)
-            self.clickhouse.insert(
-                table=TABLE, columns=COLUMNS, rows=[build_row(record, batch=batch)], token=batch.batch_id
-            )
+            batch = Batch(batch_id=str(uuid.uuid4()), created_at_ms=records[0].billed_at_ms)
+            rows = [build_row(record, batch=batch) for record in records]
+            self.clickhouse.insert(table=TABLE, columns=COLUMNS, rows=rows, token=batch.batch_id)
         if "ledger" in of:
-            post_usage([line_of(record)], at=NOW)
+            post_usage([line_of(record) for record in records], at=NOW)
         if "engine" in of:
             names = ("request_id", "tenant_id", "attempt", "counts", "billed_at_ms", "outcome")
             with (self.logs / "w1.jsonl").open("ab") as file:
-                file.write(orjson.dumps({"v": 1, "fence": "1-a", **{n: getattr(record, n) for n in names}}) + b"\n")
+                for record in records:
+                    facts = {name: getattr(record, name) for name in names}
+                    file.write(orjson.dumps({"v": 1, "fence": "1-a", **facts}) + b"\n")
 
     def evidence(self, watermark: Watermark = DONE, *, logs: bool = True) -> Evidence:
         logs_given = [self.logs] if logs else None

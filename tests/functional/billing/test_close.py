@@ -38,7 +38,7 @@ from billing.services import publish_prices
 from billing.tasks import close_due
 from contracts.tokens import TokenCounts
 from tenants.models import Tenant
-from tests.functional.billing.months import DONE, END, NOW, START, Books
+from tests.functional.billing.months import DONE, END, LARGE, NOW, START, Books
 
 pytestmark = pytest.mark.django_db
 
@@ -348,7 +348,7 @@ class TestJob:
 
 class TestDrillDown:
     def test_finds_the_requests_behind_each_line(self, books: Books, november: BillingPeriod) -> None:
-        used = {books.use(START + timedelta(minutes=n)).request_id for n in range(3)}
+        used = {books.use(START + timedelta(minutes=n), counts=LARGE).request_id for n in range(3)}
         seal_period(november, books.evidence(), actor="user:ada", now=NOW)
         Issuer.objects.create(legal_name="Weir", country="US", street="1", postal_code="1", city="NYC")
         BillingProfile.objects.create(
@@ -358,7 +358,7 @@ class TestDrillDown:
         assert made is not None
         lines = list(made.lines.all())
         assert [(line.tokens, line.exact) for line in lines] == [
-            (1_200, Decimal("0.0012")), (1_800, Decimal("0.00018")), (300, Decimal("0.0012")),
+            (1_200_000, Decimal("1.2")), (1_800_000, Decimal("0.18")), (300_000, Decimal("1.2")),
         ]  # fmt: skip
         for line in lines:
             parts = list(requests_of_line(line, reader=books.clickhouse))

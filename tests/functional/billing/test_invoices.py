@@ -184,6 +184,12 @@ class TestIssue:
         agreed(november, "-1")
         assert issue(november, at=datetime(2027, 1, 2, tzinfo=UTC)).number == "WEIR-2027-000001"
 
+    def test_says_nothing_of_a_month_without_usage(self, acme: Tenant) -> None:
+        period = open_periods(tenant_id=acme.pk, now=NOW)[0]
+        BillingPeriod.objects.filter(pk=period.pk).update(state="sealed", sealed_at=NOW, sealed_by="user:ada")
+        assert issue_document(period_id=period.pk, actor="user:ada", now=NOW) is None
+        assert not Invoice.objects.exists()
+
     def test_charges_no_tax_to_a_company_of_another_member_state(self, november: BillingPeriod) -> None:
         BillingProfile.objects.update(tax_id="FR40303265045")
         made = issue(november)

@@ -22,7 +22,7 @@ from billing.proof.pack import NoProof, proof_of
 from billing.proof.receipts import find_receipt
 from billing.proof.signing import Signer
 from billing.proof.verify import NO_HEAD, faults_of
-from tests.functional.billing.months import END, NOW, SIGNER, START, Books
+from tests.functional.billing.months import END, LARGE, NOW, SIGNER, START, Books
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +33,7 @@ Proof = list[dict[str, Any]]
 def invoice(books: Books, november: BillingPeriod) -> Invoice:
     """Of four requests in three hours, one of them at the last millisecond."""
     for at in (START, START + timedelta(minutes=5), START + timedelta(days=9), END - timedelta(milliseconds=1)):
-        books.use(at)
+        books.use(at, counts=LARGE)
     address = {"street": "1", "postal_code": "1", "city": "NYC"}
     Issuer.objects.create(legal_name="Weir", country="US", **address)
     BillingProfile.objects.create(tenant=books.tenant, legal_name="Acme", country="NP", **address)
@@ -81,7 +81,7 @@ class TestProof:
     @pytest.mark.parametrize(
         ("forge", "told"),
         [
-            (lambda p: p[1]["receipt"].update(completion_tokens=101), "not signed"),
+            (lambda p: p[1]["receipt"].update(completion_tokens=100_001), "not signed"),
             (lambda p: p.pop(2), "do not make the sealed root"),
             (lambda p: p.append(p[1]), "do not make the sealed root"),
             (lambda p: p[0]["hours"].pop(), "ended outside of the period's hours"),
@@ -117,7 +117,7 @@ class TestProof:
         self, books: Books, invoice: Invoice, november: BillingPeriod
     ) -> None:
         for _ in range(5):
-            books.use(START + timedelta(hours=3))
+            books.use(START + timedelta(hours=3), counts=LARGE)
         assert correct_period(november, books.evidence(), now=NOW) == 2
         note = issue_document(period_id=november.pk, actor="user:ada", now=NOW)
         assert note is not None
@@ -141,7 +141,7 @@ class TestStandAlone:
             return done.returncode, done.stdout
 
         assert run() == (0, "proved: receipts, seal, lines and totals agree\n")
-        path.write_text(path.read_text().replace('"cost": "0.00086"', '"cost": "0.00087"', 1))
+        path.write_text(path.read_text().replace('"cost": "0.86"', '"cost": "0.87"', 1))
         code, told = run()
         assert code == 1
         assert "cost is not tokens times price" in told
