@@ -42,6 +42,7 @@ def set_limits(
     check_alerts(alerts or ())
     for metric, cap in caps.items():
         check_cap(metric, cap)
+    _wait_for_others(owner)
     mine = LimitSetting.objects.filter(**owner, model=model)
     current = {row.metric: row for row in mine.select_for_update()}
     before = {_label(metric, model): row.cap for metric, row in current.items() if metric in caps}
@@ -64,6 +65,14 @@ def set_limits(
         after={_label(metric, model): cap for metric, cap in caps.items()},
     )
     return list(LimitSetting.objects.filter(**owner))
+
+
+def _wait_for_others(owner: Mapping[str, Any]) -> None:
+    """Locks whose limits they are: two who set a new limit at once come one after the other, and the later stands."""
+    if owner["tenant"] is not None:
+        Tenant.objects.select_for_update().get(id=owner["tenant"].id)
+    else:
+        Plan.objects.select_for_update().get(id=owner["plan"].id)
 
 
 def check_cap(metric: str, cap: int | None) -> None:

@@ -12,7 +12,7 @@ from redis import Redis
 
 from tenants import services
 from tenants.auth.keys import looks_valid
-from tenants.models import ApiKey, IdempotentWrite, OutboxEvent, Project
+from tenants.models import ApiKey, IdempotentWrite, LimitSetting, OutboxEvent, Project
 from tenants.services import repeats
 from tests.functional.tenants.api import Api, manager
 from tests.functional.tenants.conftest import Customer
@@ -23,6 +23,26 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def api(acme: Customer, wired: Redis) -> Api:
     return manager(acme)
+
+
+def at_once(api: Api, path: str, bodies: list[Any], **headers: str) -> list[tuple[int, Any]]:
+    """The answers of POSTs that come together, in no order."""
+    answers: list[tuple[int, Any]] = []
+
+    def post(body: Any) -> None:
+        try:
+            mine = Api()
+            mine._headers = api._headers
+            answers.append(mine("post", path, body, **headers))
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=post, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    return answers
 
 
 class TestIdempotencyKey:
@@ -89,24 +109,23 @@ class TestIdempotencyKey:
 
     @pytest.mark.django_db(transaction=True)
     def test_of_two_at_once_makes_one_row(self, acme: Customer, api: Api) -> None:
-        answers: list[tuple[int, Any]] = []
-
-        def post() -> None:
-            try:
-                mine = Api()
-                mine._headers = api._headers
-                answers.append(mine("post", "projects", {"name": "x"}, idempotency_key="k1"))
-            finally:
-                connection.close()
-
-        threads = [threading.Thread(target=post) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=30)
+        answers = at_once(api, "projects", [{"name": "x"}] * 4, idempotency_key="k1")
         assert [status for status, _ in answers] == [201] * 4
         assert len({body["id"] for _, body in answers}) == 1
         assert Project.objects.filter(name="x").count() == 1
+
+
+class TestAtOnce:
+    @pytest.mark.django_db(transaction=True)
+    def test_one_of_a_name_is_made_and_of_new_limits_the_last_stands(self, acme: Customer, api: Api) -> None:
+        made = at_once(api, "projects", [{"name": "x"}] * 4)
+        assert sorted(status for status, _ in made) == [201, 409, 409, 409]
+        refusals = {answer["error"]["message"] for status, answer in made if status == 409}
+        assert refusals == {"A project named `x` exists already."}
+        project = {"scope": "project", "id": str(acme.project.id)}
+        limits = [{**project, "limits": [{"metric": "tokens_per_day", "cap": cap}]} for cap in (10, 20, 30, 40)]
+        assert [status for status, _ in at_once(api, "limits", limits)] == [200] * 4
+        assert LimitSetting.objects.get(project=acme.project).cap in (10, 20, 30, 40)
 
 
 class TestVersions:
