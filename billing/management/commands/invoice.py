@@ -12,6 +12,7 @@ from django.utils import timezone
 from billing.customers import find_tenant
 from billing.invoicing.drill import requests_of_line
 from billing.invoicing.files import store_files
+from billing.invoicing.focus import focus_csv
 from billing.invoicing.issue import InvoiceRefused, issue_document
 from billing.invoicing.pay import PaymentRefused, amount_due, record_payment, void_period
 from billing.ledger.journal import LedgerConflict
@@ -27,7 +28,7 @@ from stores.objects import Objects, ObjectStoreError
 class Command(BaseCommand):
     """Every verb repeated does nothing more: a document, a payment and a file each have a key."""
 
-    help = "Invoices: issue | files | get | pay | void | prove | drill."
+    help = "Invoices: issue | files | get | pay | void | prove | focus | drill."
 
     def add_arguments(self, parser: CommandParser) -> None:
         verbs = parser.add_subparsers(dest="verb", required=True)
@@ -51,6 +52,8 @@ class Command(BaseCommand):
         prove = verbs.add_parser("prove", help="write the proof that `verify_invoice` checks")
         prove.add_argument("number")
         prove.add_argument("--to", type=Path, required=True)
+        focus = verbs.add_parser("focus", help="a document as FOCUS 1.2 CSV")
+        focus.add_argument("number")
         drill = verbs.add_parser("drill", help="the requests behind a line, as CSV")
         drill.add_argument("number")
         drill.add_argument("--line", type=int, required=True)
@@ -63,6 +66,7 @@ class Command(BaseCommand):
             "pay": self._pay,
             "void": self._void,
             "prove": self._prove,
+            "focus": self._focus,
             "drill": self._drill,
         }[options["verb"]]
         try:
@@ -128,6 +132,9 @@ class Command(BaseCommand):
         with options["to"].open("w", encoding="utf-8") as file:
             number = sum(1 for line in lines if file.write(f"{line}\n"))
         self.stdout.write(f"{options['to']}: {number - 1} receipts")
+
+    def _focus(self, options: dict[str, Any]) -> None:
+        self.stdout.write(focus_csv(_document(options["number"])), ending="")
 
     def _drill(self, options: dict[str, Any]) -> None:
         line = _document(options["number"]).lines.filter(position=options["line"]).first()
