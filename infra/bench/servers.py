@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -14,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from controlplane.local import probes
-from controlplane.local.children import ChildSpec, Identity, NotReady, Probe, spawn, stop_group, wait_ready
+from controlplane.local.children import ChildSpec, NotReady, Probe, spawn, wait_ready
 from controlplane.local.ports import find_free
 from infra.bench.instance import ROOT
 
@@ -41,18 +43,22 @@ async def serving(
             ready_deadline=ready_seconds, stop_deadline=20.0,
         )  # fmt: skip
         process = spawn(spec=spec, log=log)
-        identity = Identity.of(pid=process.pid)
         try:
             reason = await wait_ready(spec=spec, pid=process.pid, has_ended=lambda: process.poll() is not None)
             if reason is not None:
                 raise NotReady(f"{name} does not serve: {reason}\n{_end_of(log)}")
             yield process.pid
         finally:
-            if identity is not None:
-                await asyncio.to_thread(
-                    stop_group, identity=identity, signum=spec.stop_signal, deadline=spec.stop_deadline
-                )
-            process.wait(timeout=10)
+            await asyncio.to_thread(_stop, process, spec)
+
+
+def _stop(process: subprocess.Popen[bytes], spec: ChildSpec) -> None:
+    """SIGTERM to its group, SIGKILL past its deadline. It is our child: its pid is its own until it is waited for."""
+    for signum, seconds in ((spec.stop_signal, spec.stop_deadline), (signal.SIGKILL, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 @asynccontextmanager

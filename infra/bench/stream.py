@@ -8,6 +8,9 @@ Two loads for each number of streams:
 - flat out: every stream as fast as it comes, for tokens a second;
 - paced: every stream at the pace of a reader, for the time between tokens.
 
+Weir's streams begin at a rate that one gateway admits (`STARTS_PER_S`); the peer's all at once. A burst of a thousand
+would be a measure of admission. What the beginning takes is in the time, so it is Weir's loss.
+
 The client is this process. What it, and every other process, had of the processor is in the record: a client that had a
 core to itself would have been measured instead.
 
@@ -38,6 +41,8 @@ RATIO_AIM = 0.5
 TOKENS_AIM = 50_000.0
 AIMED_STREAMS = 100
 DEADLINE = 90.0
+STARTS_PER_S = 250.0
+AT_ONCE = 100  # so many begin together on both sides
 _PROMPT_WORDS = 20
 
 
@@ -49,7 +54,7 @@ class StreamFailed(Exception):
 class Plan:
     """`tokens` of each answer by number of streams, flat out; `pace` tokens a second for `paced_tokens` otherwise."""
 
-    tokens: Mapping[int, int] = field(default_factory=lambda: {1: 4_000, 10: 3_000, 100: 1_500, 1_000: 200})
+    tokens: Mapping[int, int] = field(default_factory=lambda: {1: 4_000, 10: 3_000, 100: 1_500, 1_000: 300})
     pace: int = 20
     paced_tokens: int = 80
     rounds: int = 3
@@ -83,6 +88,7 @@ class Side:
 
     target: Target
     pids: Mapping[str, int]
+    starts_per_s: float | None = None  # None: all at once
     flat_out: dict[int, list[Load]] = field(default_factory=dict)
     paced: dict[int, Load] = field(default_factory=dict)
 
@@ -131,20 +137,28 @@ def _keep(path: Path, body: bytes) -> None:
 
 
 async def _exchange(
-    connections: Sequence[Connection], *, tokens: int, pace: int
+    connections: Sequence[Connection], *, tokens: int, pace: int, starts_per_s: float | None = None
 ) -> list[tuple[float, Head, list[Part]]]:
-    """The same request on every connection at once. Raises StreamFailed."""
+    """The same request on every connection. Raises StreamFailed."""
     asked = [_request(connection.target, tokens=tokens, pace=pace, index=i) for i, connection in enumerate(connections)]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(connection.exchange(request, deadline=DEADLINE))
-                for connection, request in zip(connections, asked, strict=True)
+                group.create_task(
+                    _begin(connection, request, after=max(i - AT_ONCE, 0) / starts_per_s if starts_per_s else 0.0)
+                )
+                for i, (connection, request) in enumerate(zip(connections, asked, strict=True))
             ]
     except* (OSError, ValueError, TimeoutError) as failures:
         first = failures.exceptions[0]
         raise StreamFailed(f"{len(failures.exceptions)} streams broke, the first: {first!r}") from failures
     return [task.result() for task in tasks]
+
+
+async def _begin(connection: Connection, request: bytes, *, after: float) -> tuple[float, Head, list[Part]]:
+    if after:
+        await asyncio.sleep(after)
+    return await connection.exchange(request, deadline=DEADLINE)
 
 
 def _request(target: Target, *, tokens: int, pace: int, index: int) -> bytes:
@@ -164,7 +178,7 @@ async def _load(side: Side, connections: Sequence[Connection], *, tokens: int, p
     pids = {**side.pids, "client": os.getpid()}
     before = cpu_of(pids)
     began = time.perf_counter()
-    done = await _exchange(connections, tokens=tokens, pace=pace)
+    done = await _exchange(connections, tokens=tokens, pace=pace, starts_per_s=side.starts_per_s)
     seconds = time.perf_counter() - began
     cpu = {name: now - before[name] for name, now in cpu_of(pids).items() if name in before}
     answers = [read_answer(written=written, head=head, parts=parts) for written, head, parts in done]

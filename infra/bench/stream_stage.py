@@ -18,7 +18,7 @@ from controlplane.local.model import MODEL
 from infra.bench.instance import Instance, private_instance
 from infra.bench.load import Target
 from infra.bench.servers import bare_server, serving
-from infra.bench.stream import Side
+from infra.bench.stream import STARTS_PER_S, Side
 from stores.redis import Client, open_redis
 
 WORKER = "bench-stream"
@@ -60,6 +60,6 @@ async def stage() -> AsyncIterator[tuple[Side, Side, Path]]:
         events = Path(name)
         async with inline_platform() as (instance, worker), bare_server(model=MODEL, events=events) as (port, bare):
             pids = {"worker": worker, "valkey": instance.pid_of("valkey"), "gateway": instance.pid_of("gateway")}
-            weir = Side(target=instance.unguarded_target(model=MODEL), pids=pids)
+            weir = Side(target=instance.unguarded_target(model=MODEL), pids=pids, starts_per_s=STARTS_PER_S)
             peer = Side(target=Target(name="bare", model=MODEL, port=port), pids={"bare": bare})
             yield weir, peer, events
