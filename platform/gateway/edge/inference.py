@@ -62,7 +62,7 @@ def idempotency_of(
         return None
     if not 1 <= len(raw) <= limits.IDEMPOTENCY_KEY_MAX or not all(33 <= byte <= 126 for byte in raw):
         raise InvalidRequest(
-            f"Idempotency-Key must be 1 to {limits.IDEMPOTENCY_KEY_MAX} printable ASCII characters",
+            f"Idempotency-Key must be 1 to {limits.IDEMPOTENCY_KEY_MAX} visible ASCII characters, no spaces",
             param="Idempotency-Key",
         )
     canonical = endpoint.value.encode() + b"\0" + orjson.dumps(document, option=orjson.OPT_SORT_KEYS)

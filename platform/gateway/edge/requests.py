@@ -152,6 +152,8 @@ async def _final_of(found: Found) -> Final | None:
 def _start(exchange: Exchange) -> tuple[str, int]:
     """(epoch or "", last seq that the client has). Raises InvalidRequest."""
     values = exchange.query().get("starting_after", [])
+    if len(values) > 1:
+        raise InvalidRequest("starting_after: must be given once", param="starting_after")
     header = exchange.headers.get(b"last-event-id")
     source, param = (values[-1], "starting_after") if values else ((header or b"").decode("latin-1"), "Last-Event-ID")
     if not source or source == "0":

@@ -38,7 +38,7 @@ BODY_BYTES_MAX = _state(
 )
 MANAGEMENT_BODY_BYTES_MAX = _state("management_body", 1_048_576, "bytes", "body of a request to /api or /admin", "413")
 HEADER_BEARER_MAX = _state("bearer", 256, "characters", "API key in the Authorization header", "401")
-IDEMPOTENCY_KEY_MAX = _state("idempotency_key", 255, "characters", "Idempotency-Key header, printable ASCII")
+IDEMPOTENCY_KEY_MAX = _state("idempotency_key", 255, "characters", "Idempotency-Key header, visible ASCII, no spaces")
 JSON_DEPTH_MAX = _state("json_depth", 64, "levels", "nesting of objects and arrays in the body")
 JSON_INTEGER_DIGITS_MAX = _state("json_integer", 19, "digits", "any integer in the body (and it must fit in 64 bits)")
 MODEL_NAME_MAX = _state("model", 128, "characters", "model name")
