@@ -52,6 +52,7 @@ from tenants.limits.refusal import rooms
 
 log = logging.getLogger("weir.gateway.admission")
 
+TURNS = 32  # requests between their prompt and their hold at the same time; the others wait for their turn
 STORE_SECONDS = 5.0
 GUARD_OFF_LOOP_CHARACTERS = 16_384
 VOID_SECONDS = 2.0
@@ -96,6 +97,7 @@ class Admission:
 
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
+        self._turns = asyncio.Semaphore(TURNS)
 
     async def identify(self, bearer: str, *, address: str) -> Caller:
         """Step 2, AUTH: before the body is read. Raises AuthFailed, PermissionDenied, Unavailable.
@@ -147,10 +149,11 @@ class Admission:
         """Steps 3-5. `received_at`: monotonic, the last byte. Raises contracts.errors.Rejected; nothing stays held."""
         if self._services.mailbox.open_inboxes >= self._services.settings.streams_max:
             raise self._unavailable("this gateway has as many open requests as it takes")
-        draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
-        async with self._services.limits.gate.watch():  # one breaker over every look at Redis before the hold
-            await self._services.workers.require(draft.card.pool)
-        draft, hold = await self._hold(caller, draft)
+        async with self._turn():
+            draft = await self._draft(caller.context, asked, request_id, idempotency, received_at)
+            async with self._services.limits.gate.watch():  # one breaker over every look at Redis before the hold
+                await self._services.workers.require(draft.card.pool)
+            draft, hold = await self._hold(caller, draft)
         if isinstance(hold, HoldExisting):
             return await self._attach(draft, hold)
         held = _Held(caller.context.tenant_id, draft.request_id)
@@ -423,6 +426,19 @@ class Admission:
                 await queue.cancel(request_id=request_id, generation=None, reason="cancelled")
         except (RedisError, OSError, TimeoutError):
             log.warning("request %s: neither queued nor cancelled for sure; its deadline decides", request_id)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """First come, first served. Side by side, a thousand would wait for the loop until every store seemed slow."""
+        try:
+            async with asyncio.timeout(self._services.settings.admission_seconds):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise self._unavailable("this gateway has more to admit than it can") from error
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     @asynccontextmanager
     async def _answers_in_time(self) -> AsyncIterator[None]:

@@ -42,7 +42,7 @@ class GatewaySettings:
     heartbeat_seconds: float = 10.0
     head_hold_seconds: float = 1.0  # a stream's head waits so long for its first frame, or for the engine's refusal
     body_read_seconds: float = limits.BODY_SECONDS
-    admission_seconds: float = 15.0  # steps 2-5 together
+    admission_seconds: float = 15.0  # to wait for a turn to be admitted
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
