@@ -25,17 +25,21 @@ def find_payer(*, tenant_id: str) -> Payer | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calendar:
-    """What decides a tenant's periods: its zone, its currency, and since when it is there."""
+    """What decides a tenant's periods: its zone, its currency, since when it is there and when it was closed."""
 
     zone: str
     currency: str
     since: datetime
+    closed_at: datetime | None
 
 
 def find_calendar(*, tenant_id: uuid.UUID) -> Calendar | None:
     """None for an unknown tenant."""
-    found = _tenants().filter(pk=tenant_id).values_list("timezone", "currency", "created_at").first()
-    return None if found is None else Calendar(zone=str(found[0]), currency=str(found[1]), since=found[2])
+    found = _tenants().filter(pk=tenant_id).values_list("timezone", "currency", "created_at", "closed_at").first()
+    if found is None:
+        return None
+    zone, currency, since, closed_at = found
+    return Calendar(zone=str(zone), currency=str(currency), since=since, closed_at=closed_at)
 
 
 def known_tenants(ids: Iterable[uuid.UUID]) -> set[uuid.UUID]:

@@ -39,7 +39,7 @@ class CloseBlocked(CloseRefused):
 
 
 def open_periods(*, tenant_id: uuid.UUID, now: datetime) -> list[BillingPeriod]:
-    """The tenant's periods up to the one in which `now` lies, made where missing; oldest first.
+    """The tenant's periods up to the one in which `now` lies, or its closing; made where missing, oldest first.
 
     Each begins where the one before ended. Its zone and currency are the tenant's when it is opened: another zone is
     in force from the next period on.
@@ -54,7 +54,7 @@ def open_periods(*, tenant_id: uuid.UUID, now: datetime) -> list[BillingPeriod]:
         starts_at = periods[-1].ends_at if periods else None
         while True:
             span = month_span(month, zone, starts_at=starts_at)
-            if span.start > now:
+            if span.start > (now if calendar.closed_at is None else min(now, calendar.closed_at)):
                 return periods
             made, _ = BillingPeriod.objects.get_or_create(
                 tenant_id=tenant_id,

@@ -57,6 +57,10 @@ class TestOpenPeriods:
         assert periods[2].ends_at == datetime(2027, 2, 1, 5, tzinfo=UTC)
         assert open_periods(tenant_id=books.tenant.pk, now=NOW + timedelta(days=45)) == periods
 
+    def test_end_with_the_month_in_which_the_tenant_was_closed(self, books: Books) -> None:
+        Tenant.objects.filter(pk=books.tenant.pk).update(closed_at=END - timedelta(days=1), state="closed")
+        assert [each.month for each in open_periods(tenant_id=books.tenant.pk, now=NOW)] == ["2026-11"]
+
     def test_are_of_a_tenant_that_is_there(self) -> None:
         with pytest.raises(CloseRefused):
             open_periods(tenant_id=uuid.uuid4(), now=NOW)
