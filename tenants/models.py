@@ -5,6 +5,7 @@ old report may name (`deleted_at`); a key's plain text is never stored; the audi
 """
 
 import uuid
+from typing import TypedDict
 
 import uuid_utils
 from django.conf import settings
@@ -47,6 +48,17 @@ class KeyScope(models.TextChoices):
 METRICS = [(metric.value, metric.value.replace("_", " ")) for metric in Metric]
 SCOPES = [(scope.value, scope.value) for scope in Scope]
 ALERTS = (50, 80, 100)
+
+
+class _Told(TypedDict):
+    name: str
+    violation_error_code: str
+    violation_error_message: str
+
+
+def _told(name: str, message: str) -> _Told:
+    """A constraint whose break is told in a sentence, in the console's forms too; the API knows it by its code."""
+    return {"name": name, "violation_error_code": name, "violation_error_message": message}
 
 
 def metrics() -> list[tuple[str, str]]:
@@ -93,8 +105,13 @@ class Plan(Dated):
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.CheckConstraint(name="plan_weight_positive", condition=Q(weight_milli__gte=1)),
-            models.CheckConstraint(name="plan_max_tokens_positive", condition=Q(max_tokens_default__gte=1)),
+            models.CheckConstraint(
+                condition=Q(weight_milli__gte=1), **_told("plan_weight_positive", "The weight is at least 1.")
+            ),
+            models.CheckConstraint(
+                condition=Q(max_tokens_default__gte=1),
+                **_told("plan_max_tokens_positive", "The default of max_tokens is at least 1."),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -132,8 +149,15 @@ class Tenant(Dated):
     class Meta:
         ordering = ["name", "id"]
         constraints = [
-            models.UniqueConstraint(fields=["name"], condition=~Q(state="closed"), name="tenant_name_unique"),
-            models.CheckConstraint(name="tenant_currency", condition=Q(currency__regex=r"^[A-Z]{3}$")),
+            models.UniqueConstraint(
+                fields=["name"],
+                condition=~Q(state="closed"),
+                **_told("tenant_name_unique", "A tenant of this name exists already."),
+            ),
+            models.CheckConstraint(
+                condition=Q(currency__regex=r"^[A-Z]{3}$"),
+                **_told("tenant_currency", "The currency is three capital letters, like USD."),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -156,7 +180,9 @@ class Project(Dated):
         ordering = ["name", "id"]
         constraints = [
             models.UniqueConstraint(
-                fields=["tenant", "name"], condition=Q(deleted_at=None), name="project_name_unique"
+                fields=["tenant", "name"],
+                condition=Q(deleted_at=None),
+                **_told("project_name_unique", "A project of this name exists already."),
             ),
         ]
 
@@ -175,7 +201,11 @@ class Member(Dated):
     class Meta:
         ordering = ["created_at", "id"]
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "user"], condition=Q(deleted_at=None), name="member_unique"),
+            models.UniqueConstraint(
+                fields=["tenant", "user"],
+                condition=Q(deleted_at=None),
+                **_told("member_unique", "This person is a member already."),
+            ),
         ]
 
     def __str__(self) -> str:

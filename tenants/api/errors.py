@@ -13,7 +13,6 @@ from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
-from django.db.models.constraints import BaseConstraint
 from django.http import Http404, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -169,10 +168,7 @@ def _constraint_of(error: DjangoValidationError) -> str:
     if error.code == "unique" and error.params:  # a field's own, which Django and PostgreSQL name differently
         model, fields = error.params["model_class"], error.params["unique_check"]
         return f"{model._meta.db_table}_{model._meta.get_field(fields[0]).column}_key"  # noqa: SLF001 - Django's own API
-    if error.code in CONSTRAINTS:
-        return error.code
-    said = str(BaseConstraint.default_violation_error_message)
-    return next((name for name in CONSTRAINTS if error.messages == [said % {"name": name}]), "")
+    return error.code if error.code in CONSTRAINTS else ""
 
 
 def _broken(broken: Broken, context: dict[str, Any]) -> Response:

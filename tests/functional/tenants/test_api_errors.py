@@ -10,7 +10,7 @@ from django.test import Client
 
 from tenants import services
 from tenants.api.errors import CONSTRAINTS, UNREACHABLE, openai_error
-from tenants.models import Plan, Project
+from tenants.models import Member, Plan, Project, Tenant
 from tests.functional.tenants.api import Api, manager
 from tests.functional.tenants.conftest import Customer
 
@@ -46,6 +46,15 @@ class TestConstraints:
         }
         assert names == CONSTRAINTS.keys() | UNREACHABLE.keys()
         assert not CONSTRAINTS.keys() & UNREACHABLE.keys()
+
+    def test_that_a_form_may_break_say_so_in_a_sentence_of_their_own(self) -> None:
+        told = {
+            constraint.name: (constraint.violation_error_code, constraint.violation_error_message)
+            for model in (Tenant, Project, Member, Plan)
+            for constraint in model._meta.constraints
+        }
+        assert {name: code for name, (code, _) in told.items()} == {name: name for name in told}
+        assert not [message for _, message in told.values() if "Constraint" in message]
 
     def test_have_these_names_in_the_database(self) -> None:
         with connection.cursor() as cursor:
