@@ -104,22 +104,24 @@ class Refusals:
 
     async def find(self, request_id: str, *, tenant_ids: Sequence[str]) -> Refusal | None:
         """The refusal of a request among tenants and unknown callers. Raises ValueError for what is no id of ours."""
-        minted_ms = UUID(request_id).int >> 80  # UUIDv7 (RFC 9562): its first 48 bits are its time
-        first, last = max(0, minted_ms - SKEW_MS), minted_ms + LATEST_MS
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for tenant_id in ("", *tenant_ids):
-                pipe.xrange(names.refused(tenant_id), min=first, max=last)
-            streams = await pipe.execute()
-        found = (_read(entry) for stream in streams for entry in stream)
-        return next((refusal for refusal in found if refusal.request_id == request_id), None)
+        return await self._among(("", *tenant_ids), request_id)
 
     async def find_own(self, request_id: str, *, tenant_id: str) -> Refusal | None:
         """The refusal of a request of this tenant's; None for any other, and for what is no id of ours."""
         try:
-            found = await self.find(request_id, tenant_ids=[tenant_id])
+            return await self._among((tenant_id,), request_id)
         except ValueError:
             return None
-        return found if found is not None and found.tenant_id == tenant_id else None
+
+    async def _among(self, tenant_ids: Sequence[str], request_id: str) -> Refusal | None:
+        minted_ms = UUID(request_id).int >> 80  # UUIDv7 (RFC 9562): its first 48 bits are its time
+        first, last = max(0, minted_ms - SKEW_MS), minted_ms + LATEST_MS
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for tenant_id in tenant_ids:
+                pipe.xrange(names.refused(tenant_id), min=first, max=last)
+            streams = await pipe.execute()
+        found = (_read(entry) for stream in streams for entry in stream)
+        return next((refusal for refusal in found if refusal.request_id == request_id), None)
 
     async def latest(self, *, tenant_id: str, limit: int) -> list[Refusal]:
         """The newest refusals of a tenant; of unknown callers for an empty id."""

@@ -252,6 +252,7 @@ class TestDeadline:
         content = client.result().content
         assert content.startswith(b": queued\n: ping\n")
         assert b'"code":"deadline_exceeded"' in data_of(content)[-1]
+        assert b'"weir":{"request_id":"%b"}' % claim.ticket.request_id.encode() in data_of(content)[-1]
         assert (await gateway.worker.aborted(claim)).reason is AbortReason.CANCELLED
 
     async def test_a_plain_answer_past_it_is_504(self, gateway: Gateway) -> None:
