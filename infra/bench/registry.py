@@ -161,9 +161,10 @@ async def run_stream(_: None, options: Options, start: Start) -> Finished:
     try:
         async with stage() as (weir, peer, events):
             found = await stream.run(weir=weir, peer=peer, events=events, plan=plan, advance=start(plan.steps))
-    except (stream.StreamFailed, NotReady) as error:
+    except NotReady as error:
         raise BenchFailed(str(error)) from error
     lines = stream.measures(found)
+    wrong = "; ".join(f"{streams} streams: {why}" for streams, why in found.broken.items())
     return Finished(
         measures=lines,
         record={
@@ -173,6 +174,7 @@ async def run_stream(_: None, options: Options, start: Start) -> Finished:
             stream.PEER: stream.record_rows(found.peer),
             "aims": stream.verdict_rows(lines),
         },
+        wrong=wrong,
     )
 
 

@@ -100,29 +100,47 @@ class Found:
     plan: Plan
     weir: Side
     peer: Side
+    broken: dict[int, str] = field(default_factory=dict)  # number of streams → why it was not measured
+
+    @property
+    def whole(self) -> list[int]:
+        """The numbers of streams that were measured."""
+        return [streams for streams in self.plan.tokens if streams not in self.broken]
 
 
 async def run(*, weir: Side, peer: Side, events: Path, plan: Plan, advance: Callable[[int], None]) -> Found:
-    """The whole plan. `events`: where the peer looks for the answers it is to send. Raises StreamFailed."""
+    """The whole plan. `events`: where the peer looks for the answers it is to send.
+
+    A number of streams at which an answer broke is left out of the measures, and told in `broken`.
+    """
     found = Found(plan=plan, weir=weir, peer=peer)
     for streams, tokens in plan.tokens.items():
-        for length in (tokens, plan.paced_tokens):
-            _keep(events / f"{length}.events", await _recorded(weir.target, tokens=length))
-        async with (
-            open_connections(weir.target, count=streams) as ours,
-            open_connections(peer.target, count=streams) as theirs,
-        ):
-            lanes = [(weir, ours), (peer, theirs)]
-            for number in range(-1, plan.rounds):  # the first warms up
-                for side, connections in lanes if number % 2 else lanes[::-1]:
-                    load = await _load(side, connections, tokens=tokens if number >= 0 else 20, pace=0)
-                    if number >= 0:
-                        side.flat_out.setdefault(streams, []).append(load)
-                    advance(1)
-            for side, connections in lanes:
-                side.paced[streams] = await _load(side, connections, tokens=plan.paced_tokens, pace=plan.pace)
-                advance(1)
+        try:
+            for length in (tokens, plan.paced_tokens):
+                _keep(events / f"{length}.events", await _recorded(weir.target, tokens=length))
+            await _loads(found, streams, advance)
+        except StreamFailed as error:
+            found.broken[streams] = str(error)
     return found
+
+
+async def _loads(found: Found, streams: int, advance: Callable[[int], None]) -> None:
+    """All loads with so many streams. Raises StreamFailed."""
+    plan, tokens = found.plan, found.plan.tokens[streams]
+    async with (
+        open_connections(found.weir.target, count=streams) as ours,
+        open_connections(found.peer.target, count=streams) as theirs,
+    ):
+        lanes = [(found.weir, ours), (found.peer, theirs)]
+        for number in range(-1, plan.rounds):  # the first warms up
+            for side, connections in lanes if number % 2 else lanes[::-1]:
+                load = await _load(side, connections, tokens=tokens if number >= 0 else 20, pace=0)
+                if number >= 0:
+                    side.flat_out.setdefault(streams, []).append(load)
+                advance(1)
+        for side, connections in lanes:
+            side.paced[streams] = await _load(side, connections, tokens=plan.paced_tokens, pace=plan.pace)
+            advance(1)
 
 
 async def _recorded(target: Target, *, tokens: int) -> bytes:
@@ -202,7 +220,7 @@ async def _load(side: Side, connections: Sequence[Connection], *, tokens: int, p
 def measures(found: Found) -> list[Measure]:
     """The lines of a whole run. Raises ValueError when nothing was measured."""
     lines = []
-    for streams in found.plan.tokens:
+    for streams in found.whole:
         ours, theirs = (median([load.rate for load in side.flat_out[streams]]) for side in (found.weir, found.peer))
         lines.append(
             Measure(
@@ -234,7 +252,9 @@ def record_rows(side: Side) -> list[tuple[str, str]]:
         last = loads[-1]
         rows.append(("· an answer", f"{last.tokens // streams} tokens, {last.bytes / last.tokens:.0f} bytes a token"))
         rows.append(("· processor", _cpu_text(last)))
-        paced = side.paced[streams]
+        paced = side.paced.get(streams)
+        if paced is None:
+            continue
         rows.append(("· paced", f"{paced.rate:.0f} tokens/s; {_cpu_text(paced)}"))
         rows.append(("· · between tokens", describe([gap * 1_000 for gap in paced.gaps], unit="ms")))
     return rows

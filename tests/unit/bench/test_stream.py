@@ -50,6 +50,10 @@ class TestMeasures:
         assert (flat.case["pace"], flat.value, flat.peer_value) == ("none", pytest.approx(20), pytest.approx(4))
         assert (paced.case["pace"], paced.ratio) == (20, pytest.approx(1))
 
+    def test_leave_out_a_number_of_streams_that_broke(self, found: Found) -> None:
+        found.broken[100] = "one answer is not whole"
+        assert measures(found) == []
+
     def test_judge_by_the_aims(self, found: Found) -> None:
         rows = dict(verdict_rows(measures(found)))
         assert rows["tokens/s at 100 streams"].endswith("met")
