@@ -72,6 +72,7 @@ def metered_requests(reader: Reader, *, tenant_id: str, span: Span) -> Iterator[
                 attempt=row["attempt"],
                 worker_id=row["worker_id"],
                 outcome=row["outcome"],
+                hour_ms=row["hour_ms"],
             )
         if len(rows) < PAGE:
             return

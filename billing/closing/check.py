@@ -27,7 +27,7 @@ from billing.closing.watermark import Watermark
 from billing.models import ContractTerms, PriceVersion
 from billing.proof.signing import Signer
 from billing.rating.invoice import Usage
-from billing.rating.periods import Span, hour_span
+from billing.rating.periods import Span, hour_span, utc_days
 from billing.rating.prices import CARD_ID_SEPARATOR, Meter, nano_per_token
 from stores.clickhouse import Reader
 
@@ -119,10 +119,9 @@ def _engine_gaps(subject: Subject, evidence: Evidence, hours: Sequence[HourCount
     attempts: Mapping[tuple[str, int], LoggedAttempt] = {(each.request_id, each.attempt): each for _, each in logged}
     waiting = {each.request_id for at_ms, each in logged if span.start_ms <= at_ms < span.end_ms}
     gaps = []
-    for hour_ms in sorted({count.hour_ms for count in hours}):
-        hour = hour_span(hour_ms, within=span)
-        rows = list(books.metered_requests(evidence.reader, tenant_id=tenant_id, span=hour))
-        gaps += explain_engine(rows, attempts, hour_ms=hour_ms)
+    for day in utc_days(span):
+        rows = list(books.metered_requests(evidence.reader, tenant_id=tenant_id, span=day))
+        gaps += explain_engine(rows, attempts)
         waiting -= {row.request_id for row in rows}
     # What remains ended at the edge of another period, by the worker's clock, or is in no book at all.
     elsewhere = {

@@ -42,6 +42,7 @@ class BookedRequest:
     worker_id: str = ""
     outcome: str = ""
     tokens_known: bool = True
+    hour_ms: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -123,9 +124,7 @@ def explain_ledger(usage: Iterable[BookedRequest], ledger: Iterable[BookedReques
     return gaps
 
 
-def explain_engine(
-    usage: Iterable[BookedRequest], attempts: Mapping[tuple[str, int], LoggedAttempt], *, hour_ms: int
-) -> list[Gap]:
+def explain_engine(usage: Iterable[BookedRequest], attempts: Mapping[tuple[str, int], LoggedAttempt]) -> list[Gap]:
     """Rows that the engine's side does not bear out. Ends that no worker made have nothing to be borne out by:
     requests that were never claimed, and those that a cancel or the reaper ended for what had been released.
     """
@@ -145,7 +144,7 @@ def explain_engine(
         missing = row.tokens if logged is None else abs(
             row.tokens - logged.prompt_tokens - logged.completion_tokens
         )  # fmt: skip
-        gaps.append(Gap(kind="engine", detail=detail, at_ms=hour_ms, request_id=row.request_id, tokens=missing))
+        gaps.append(Gap(kind="engine", detail=detail, at_ms=row.hour_ms, request_id=row.request_id, tokens=missing))
     return gaps
 
 

@@ -9,19 +9,27 @@ from typing import Any
 
 from billing.clickhouse.reports import query_text, read_request
 from billing.clickhouse.usage import LOOKBACK_MS
-from billing.rating.periods import Span
+from billing.rating.periods import Span, utc_days
 from billing.rating.prices import CARD_ID_SEPARATOR
 from contracts.money import nano_from_decimal, text_from_nano
 from stores.clickhouse import Reader, Row
 
-PAGE = 5_000
+PAGE = 20_000
 VERSION = 1
 
 Receipt = dict[str, Any]
 
 
 def receipts_of(reader: Reader, *, tenant_id: str, span: Span) -> Iterator[Receipt]:
-    """Of requests that ended in the span, by admission and id: the order of the leaves. Raises ClickHouseError."""
+    """Of requests that ended in the span: those of an hour by admission and id, the order of its leaves.
+
+    Read day by day, since each question looks at all that was admitted shortly before. Raises ClickHouseError.
+    """
+    for day in utc_days(span):
+        yield from _receipts_of_day(reader, tenant_id=tenant_id, span=day)
+
+
+def _receipts_of_day(reader: Reader, *, tenant_id: str, span: Span) -> Iterator[Receipt]:
     after: tuple[int, str, int] = (0, "", 0)
     while True:
         rows = reader.execute(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from billing.models import BillingPeriod, PeriodSeal
 from billing.proof.receipts import receipts_of
 from billing.proof.signing import Signer
-from billing.proof.verify import NO_HEAD, chain, leaf_of, merkle_root
-from billing.rating.periods import Span, hour_span
+from billing.proof.verify import HOUR_MS, NO_HEAD, chain, leaf_of, merkle_root
+from billing.rating.periods import Span
 from stores.clickhouse import Reader
 
 
@@ -33,14 +33,16 @@ class HourRoot:
 
 def hour_roots(reader: Reader, *, tenant_id: str, span: Span, counted: Mapping[int, int]) -> list[HourRoot]:
     """Of every hour in `counted` (hour -> requests), in order. Raises SealDiffers, ClickHouseError."""
-    roots = []
-    for hour_ms, requests in sorted(counted.items()):
-        within = hour_span(hour_ms, within=span)
-        leaves = [leaf_of(receipt) for receipt in receipts_of(reader, tenant_id=tenant_id, span=within)]
-        if len(leaves) != requests:
-            raise SealDiffers(f"hour {hour_ms} has {len(leaves)} rows and had {requests}")
-        roots.append(HourRoot(hour_ms=hour_ms, requests=requests, root=merkle_root(leaves)))
-    return roots
+    leaves: dict[int, list[bytes]] = {}
+    for receipt in receipts_of(reader, tenant_id=tenant_id, span=span):
+        leaves.setdefault(receipt["billed_at_ms"] // HOUR_MS * HOUR_MS, []).append(leaf_of(receipt))
+    found = {hour_ms: len(each) for hour_ms, each in leaves.items()}
+    if found != dict(counted):
+        raise SealDiffers(f"{sum(found.values())} rows now, {sum(counted.values())} a moment before")
+    return [
+        HourRoot(hour_ms=hour_ms, requests=len(each), root=merkle_root(each))
+        for hour_ms, each in sorted(leaves.items())
+    ]
 
 
 def store_seal(period: BillingPeriod, roots: list[HourRoot], *, revision: int, signer: Signer) -> PeriodSeal:

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 NO_HEAD = "0" * 64
 METERS = ("input", "cached", "output")
+HOUR_MS = 3_600_000
 NANO = Decimal(10) ** 9
 FAULTS_MAX = 100
 
@@ -93,7 +94,7 @@ def faults_of(
         if receipt["tenant_id"] != head["seal"]["tenant_id"] or receipt["currency"] != head["currency"]:
             yield f"{name}: of another tenant or currency"
         yield from _priced(receipt, name, used)
-        hour_ms = receipt["billed_at_ms"] // 3_600_000 * 3_600_000
+        hour_ms = receipt["billed_at_ms"] // HOUR_MS * HOUR_MS
         if hour_ms not in leaves or not head["start_ms"] <= receipt["billed_at_ms"] < head["end_ms"]:
             yield f"{name}: ended outside of the period's hours"
         else:

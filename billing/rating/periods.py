@@ -6,6 +6,7 @@ zone does (DST, +05:45, a skipped day, another zone from the next month on); the
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -99,3 +100,13 @@ def hour_span(hour_ms: int, *, within: Span) -> Span:
     """An hour of UTC as far as it lies in `within`: a month of +05:45 begins in the middle of one."""
     hour = Span.of_ms(hour_ms, hour_ms + 3_600_000)
     return Span(start=max(hour.start, within.start), end=min(hour.end, within.end))
+
+
+def utc_days(span: Span) -> list[Span]:
+    """A span cut at the midnights of UTC, which are edges of hours too: read day by day, each hour stays whole."""
+    cuts = [span.start]
+    midnight = span.start.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    while midnight < span.end:
+        cuts.append(midnight)
+        midnight += timedelta(days=1)
+    return [Span(start=start, end=end) for start, end in pairwise([*cuts, span.end])]

@@ -1,6 +1,7 @@
 SELECT
     request_id,
     revision,
+    intDiv(toUnixTimestamp64Milli(billed_at), 3600000) * 3600000 AS hour_ms,
     currency,
     prompt_tokens,
     cached_tokens,
