@@ -93,8 +93,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def websocket_disconnect(self, message: Any) -> None:
         raise StopConsumer
 
-    async def _guarded(self, step: Awaitable[None]) -> None:
-        """One step; its failure is an event, and a close where the contract says so."""
+    async def _guarded(self, step: Awaitable[None], *, event_id: Any = None) -> None:
+        """One step; its failure is an event, and a close where the contract says so. `event_id`: of what caused it."""
         try:
             await step
         except Farewell as bye:
@@ -102,15 +102,15 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         except ClientLost:
             self._events.closed = True
         except AuthFailed as error:
-            await self._events.error(error)
+            await self._events.error(error, event_id=event_id)
             await self._bye(4401, "the API key was not accepted")
         except WeirError as error:
-            await self._events.error(error)
+            await self._events.error(error, event_id=event_id)
             if self._caller is None and isinstance(error, PermissionDenied):
                 await self._bye(4403, "this API key may not use inference")
         except Exception:
             log.exception("connection %s failed", self._connection)
-            await self._events.error(InternalError())
+            await self._events.error(InternalError(), event_id=event_id)
             await self._bye(4500, "internal error")
 
     async def _welcome(self) -> None:
@@ -196,7 +196,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self._caller is None:
             await self._authenticate(raw)
         else:
-            await self._act(parse_object(raw.encode()), self._caller)
+            event = parse_object(raw.encode())
+            await self._guarded(self._act(event, self._caller), event_id=event.get("event_id"))
 
     async def _authenticate(self, raw: str) -> None:
         """A stranger's first message: its key or nothing."""
@@ -217,7 +218,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             item = self._conversation.add(event.get("item"))
             await self._events.emit("conversation.item.created", item={"type": "message", **item})
         elif kind == "response.create":
-            self._responses.create(self._conversation.ask(event.get("response")), caller)
+            asked = self._conversation.ask(event.get("response"))
+            self._responses.create(asked, caller, event_id=event.get("event_id"))
         elif kind == "response.cancel":
             self._responses.cancel(event.get("response_id"))
         else:

@@ -16,6 +16,8 @@ from gateway.stream.relay import ClientLost
 from gateway.surface.errors import error_object, rate_limits
 from tenants.limits.holds import RateLimited
 
+EVENT_ID_SHOWN_MAX = 512  # as much as OpenAI's clients may send
+
 
 class Farewell(Exception):
     """The end of a connection, with its close code."""
@@ -57,10 +59,12 @@ class Events:
                 self.closed = True
                 raise ClientLost from error
 
-    async def error(self, error: WeirError) -> None:
-        """An `error` event, where somebody is left to read it."""
+    async def error(self, error: WeirError, *, event_id: Any = None) -> None:
+        """An `error` event, where somebody is left to read it. `event_id`: what the client called its event."""
         with suppress(ClientLost, SlowReader):
             fields = error_object(error)
+            if isinstance(event_id, str):
+                fields["error"]["event_id"] = event_id[:EVENT_ID_SHOWN_MAX]
             if isinstance(error, RateLimited):
                 fields["rate_limits"] = rate_limits(requests=error.requests, tokens=error.tokens)
             await self.emit("error", **fields)

@@ -65,7 +65,7 @@ class Responses:
         conversation: Conversation,
         events: Events,
         tasks: asyncio.TaskGroup,
-        guarded: Callable[[Awaitable[None]], Awaitable[None]],
+        guarded: Callable[..., Awaitable[None]],
     ) -> None:
         self._services = services
         self._admission = admission
@@ -79,8 +79,11 @@ class Responses:
     def __len__(self) -> int:
         return len(self._running)
 
-    def create(self, asked: Asked, caller: Caller) -> None:
-        """Begins one. Raises InvalidRequest over the bound on open ones, Farewell when that goes on."""
+    def create(self, asked: Asked, caller: Caller, *, event_id: Any) -> None:
+        """Begins one. `event_id` names the client's event where it is refused later.
+
+        Raises InvalidRequest over the bound on open ones, Farewell when that goes on.
+        """
         if len(self._running) >= limits.REALTIME_RESPONSES_MAX:
             self._refusals += 1
             if self._refusals > _REFUSALS_MAX:
@@ -89,7 +92,7 @@ class Responses:
             raise InvalidRequest(message, param="type", code="too_many_responses")
         request_id = mint_request_id()
         running = self._running[request_id] = _Running()
-        running.task = self._tasks.create_task(self._run(caller, asked, request_id, running))
+        running.task = self._tasks.create_task(self._run(caller, asked, request_id, running, event_id))
         running.task.add_done_callback(lambda _: self._running.pop(request_id, None))
 
     def cancel(self, response_id: Any) -> None:
@@ -109,8 +112,8 @@ class Responses:
             for task in late:
                 task.cancel()
 
-    async def _run(self, caller: Caller, asked: Asked, request_id: str, running: _Running) -> None:
-        await self._guarded(self._respond(caller, asked, request_id, running))
+    async def _run(self, caller: Caller, asked: Asked, request_id: str, running: _Running, event_id: Any) -> None:
+        await self._guarded(self._respond(caller, asked, request_id, running), event_id=event_id)
 
     async def _respond(self, caller: Caller, asked: Asked, request_id: str, running: _Running) -> None:
         """Steps 3-7 of one response."""

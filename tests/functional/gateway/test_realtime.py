@@ -202,6 +202,14 @@ class TestRealtime:
             assert (await event(connection))["type"] == "session.updated"
         assert (refusal["type"], refusal["error"]["code"], refusal["error"]["param"]) == ("error", code, param)
 
+    async def test_a_refusal_names_the_event_that_it_is_about(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            wrong = ({"type": "nope"}, {"type": "response.create", "response": {"model": "nope", "input": [ITEM]}})
+            for number, sent in enumerate(wrong):
+                await say(connection, event_id=f"mine-{number}", **sent)
+                assert (await event(connection))["error"]["event_id"] == f"mine-{number}"
+
     @pytest.mark.parametrize(
         ("sent", "code", "param"),
         [("no JSON", "invalid_json", "body"), ("", "invalid_json", "body"), ('{"a":1,"a":2}', "duplicate_key", "a")],
