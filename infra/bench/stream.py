@@ -200,8 +200,11 @@ async def _load(side: Side, connections: Sequence[Connection], *, tokens: int, p
     seconds = time.perf_counter() - began
     cpu = {name: now - before[name] for name, now in cpu_of(pids).items() if name in before}
     answers = [read_answer(written=written, head=head, parts=parts) for written, head, parts in done]
-    wrong = [answer.failure or "tokens are missing" for answer in answers if answer.completion_tokens != tokens]
-    wrong += [answer.failure for answer in answers if answer.failure]
+    wrong = [
+        answer.failure or "tokens are missing"
+        for answer in answers
+        if answer.failure or answer.completion_tokens != tokens
+    ]
     if wrong:
         raise StreamFailed(
             f"{side.target.name}: {len(wrong)} of {len(answers)} answers not whole, the first: {wrong[0]}"
