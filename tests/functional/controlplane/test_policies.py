@@ -5,7 +5,7 @@ from redis.asyncio import Redis
 
 from contracts.errors import Unavailable
 from contracts.tenancy import PolicyRef
-from controlplane.wiring import PublishedPolicies
+from controlplane.reads.policies import PublishedPolicies
 from safety.defaults import demo_document
 from safety.published import PolicyStore
 

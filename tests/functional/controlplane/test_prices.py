@@ -12,8 +12,8 @@ from django.db import connections
 from billing.models import PriceList
 from billing.rating.prices import Meter
 from billing.services import publish_prices
-from controlplane import wiring
-from controlplane.wiring import KeyLoads, PriceCache
+from controlplane.reads.keys import KeyLoads
+from controlplane.reads.prices import PriceCache
 from stores.system import SystemClock
 from tenants import services
 from tenants.models import Tenant
@@ -37,7 +37,8 @@ async def ask(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 @pytest.fixture(autouse=True)
 def _no_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "from_database", ask)
+    for module in ("keys", "prices"):
+        monkeypatch.setattr(f"controlplane.reads.{module}.from_database", ask)
 
 
 def publish(output: str, **owner: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import PermissionDenied, Unavailable
-from controlplane import wiring
-from controlplane.wiring import KeyLoads, PriceCache
+from controlplane.reads import keys
+from controlplane.reads.keys import KeyLoads
+from controlplane.reads.prices import PriceCache
 from stores.system import SystemClock
 
 
@@ -31,7 +32,7 @@ class Database:
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     database = Database()
-    monkeypatch.setattr(wiring, "from_database", database.ask)
+    monkeypatch.setattr(keys, "from_database", database.ask)
     return database
 
 

@@ -1,0 +1,1 @@
+"""What a gateway reads from the slower stores: each port of `gateway.services` that is more than one call."""
