@@ -33,7 +33,7 @@ down: made ## stop what `make up` started
 doctor: made ## test every store and the engine, say what is wrong and how to fix it
 	@$(RUN) doctor
 
-clean: ## stop it and remove its data (.weir); environments and the model stay cached
+clean: ## stop it and remove its data (.weir); .venv, environments and the model stay
 	@if [ -x .venv/bin/python ]; then $(RUN) down --remove-data; else rm -rf .weir; fi
 
 engine: setup ## make the engine's environment and the model, start nothing
