@@ -112,6 +112,7 @@ class EngineChild:
                 became_ready = True
                 self._progress_at = self._clock.monotonic()
                 self._ready.set()
+                self._report(keeper, pid, state="serving")
                 self._on_change()
                 log.info("engine_ready", pid=pid, incarnation=self._incarnation)
                 await self._watch(keeper, pid)
@@ -162,9 +163,22 @@ class EngineChild:
         pid = int(line)
         self._incarnation += 1
         self._dead.clear()
-        document = {"pid": pid, "keeper": keeper.pid, "started_at_ms": self._clock.now_ms()}
-        self._paths.pid_file.write_bytes(orjson.dumps({**document, "socket": str(self._paths.socket)}))
+        self._report(keeper, pid, state="loading")
         return keeper, pid
+
+    def _report(self, keeper: asyncio.subprocess.Process, pid: int, *, state: str) -> None:
+        """For whoever watches from outside, whole or not at all."""
+        document = {
+            "pid": pid,
+            "keeper": keeper.pid,
+            "state": state,
+            "restarts": self._incarnation - 1,
+            "socket": str(self._paths.socket),
+            "at_ms": self._clock.now_ms(),
+        }
+        fresh = self._paths.pid_file.with_suffix(".new")
+        fresh.write_bytes(orjson.dumps(document))
+        fresh.replace(self._paths.pid_file)
 
     async def _until_ready(self, keeper: asyncio.subprocess.Process) -> bool:
         deadline = self._clock.monotonic() + self._settings.start_seconds

@@ -71,7 +71,8 @@ class Child:
     state: State = State.WAITING
     process: subprocess.Popen[bytes] | None = None
     identity: Identity | None = None
-    deaths: int = 0
+    deaths: int = 0  # in a row
+    restarts: int = 0
     reason: str = ""
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -231,6 +232,7 @@ class Supervisor:
         self._write_run_file()
 
     async def _back_off(self, child: Child, verdict: Again) -> None:
+        child.restarts += 1
         self._to(child, State.BACKING_OFF)
         self._write_run_file()
         await asyncio.sleep(verdict.wait)
@@ -322,12 +324,13 @@ class Supervisor:
                 continue
             pid = None if child.identity is None else child.identity.pid
             row = {"name": child.spec.name, "role": child.spec.role, "pid": pid, "port": child.spec.port}
-            rows.append({**row, "state": str(child.state), "deaths": child.deaths, "reason": child.reason})
-            for role, path in child.spec.reports:
-                reported = read_report(path=path)
-                if reported is not None:
-                    name = f"{child.spec.name}.{role}"
-                    rows.append({"name": name, "role": role, "pid": reported, "port": None, "state": "serving"})
+            life = {"state": str(child.state), "deaths": child.deaths, "restarts": child.restarts}
+            rows.append({**row, **life, "reason": child.reason})
+            if pid is not None:
+                rows += [
+                    {"name": f"{child.spec.name}.{role}", "role": role, "port": None, **read_report(path=path)}
+                    for role, path in child.spec.reports
+                ]
         running = [row for row in rows if row["pid"] is not None]
         missing = [row for row in rows if row["pid"] is None]
         document = {"supervisor": os.getpid(), "serving": self._started, "processes": running, "missing": missing}
@@ -338,13 +341,16 @@ class Supervisor:
                 self._written = text
 
 
-def read_report(*, path: Path) -> int | None:
-    """The pid in a child's report, or None when there is none that runs."""
+def read_report(*, path: Path) -> dict[str, object]:
+    """What a child says of a process of its own: `pid` (None: it does not run now), `state`, `restarts`."""
     try:
-        pid = int(json.loads(path.read_text())["pid"])
+        said = json.loads(path.read_text())
+        pid, state, restarts = int(said["pid"]), str(said["state"]), int(said["restarts"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return pid if Identity.of(pid=pid) is not None else None
+        return {"pid": None, "state": "down"}
+    if Identity.of(pid=pid) is None:
+        return {"pid": None, "state": "down", "restarts": restarts}
+    return {"pid": pid, "state": state, "restarts": restarts}
 
 
 def _watch_end(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:

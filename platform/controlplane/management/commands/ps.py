@@ -1,4 +1,4 @@
-"""`manage.py ps`: the processes of the platform that runs here, with age and memory."""
+"""`manage.py ps`: the processes of the platform that runs here, with state, restarts, age and memory."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ class Command(BaseCommand):
         if document is None or not is_locked(layout=layout):
             console.print("Nothing runs here; `make up` starts it.")
             return
-        table = Table("name", "role", "pid", "port", "state", "up", "memory", box=None)
+        table = Table("name", "role", "pid", "port", "state", "restarts", "up", "memory", box=None)
         for row in (*document["processes"], *document["missing"]):
             table.add_row(*_cells(row))
         console.print(table)
@@ -42,10 +42,11 @@ def _read_run_file(layout: Layout) -> dict[str, Any] | None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     port = str(row["port"]) if row["port"] else ""
-    state = row["state"] + (f", died {row['deaths']} times in a row" if row.get("deaths") else "")
-    state += f": {row['reason']}" if row.get("reason") else ""
-    fixed = (row["name"], row["role"], str(row["pid"] or ""), port, state)
     usage = find_usage(pid=row["pid"]) if row["pid"] else None
+    state = "gone" if row["pid"] and usage is None else row["state"]
+    state += f", died {row['deaths']} times in a row" if row.get("deaths") else ""
+    state += f": {row['reason']}" if row.get("reason") else ""
+    fixed = (row["name"], row["role"], str(row["pid"] or ""), port, state, str(row.get("restarts") or ""))
     if usage is None:
         return (*fixed, "", "")
     hours, rest = divmod(int(usage.age), 3600)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from django.core.management import call_command
 
 from controlplane.local.paths import Layout
-from controlplane.local.supervisor import hold_lock
+from controlplane.local.supervisor import hold_lock, read_report
 
 
 @pytest.fixture
@@ -44,3 +46,45 @@ class TestPs:
         said = capsys.readouterr().out
         assert "died 6 times in a row" in said
         assert "make logs NAME=…" in said
+
+    def test_says_of_a_process_that_has_ended_that_it_is_gone(
+        self, layout: Layout, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        layout.make()
+        row = {"name": "beat", "role": "beat", "pid": ended(), "port": None, "state": "serving", "restarts": 3}
+        layout.run_file.write_text(json.dumps({"processes": [row], "missing": []}))
+        lock = hold_lock(layout=layout)
+        call_command("ps")
+        os.close(lock)
+        said = capsys.readouterr().out
+        assert "gone" in said
+        assert "serving" not in said
+        assert " 3 " in said.splitlines()[1]
+
+
+def ended() -> int:
+    """The pid of a process that is over."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+class TestReport:
+    """What a worker says of its engine."""
+
+    def test_is_believed_while_the_engine_runs(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.engine.json"
+        path.write_text(json.dumps({"pid": os.getpid(), "state": "loading", "restarts": 2}))
+        assert read_report(path=path) == {"pid": os.getpid(), "state": "loading", "restarts": 2}
+
+    def test_is_not_believed_once_the_engine_has_ended(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.engine.json"
+        path.write_text(json.dumps({"pid": ended(), "state": "serving", "restarts": 2}))
+        assert read_report(path=path) == {"pid": None, "state": "down", "restarts": 2}
+
+    @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"pid": 1}', '{"pid": "x", "state": "", "restarts": 0}'])
+    def test_that_cannot_be_read_is_an_engine_that_is_down(self, tmp_path: Path, text: str | None) -> None:
+        path = tmp_path / "worker.engine.json"
+        if text is not None:
+            path.write_text(text)
+        assert read_report(path=path) == {"pid": None, "state": "down"}
