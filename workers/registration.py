@@ -17,7 +17,7 @@ from contracts.names import MODELS, worker_key
 from contracts.wire import encode
 from workers.engines.base import EngineFacts
 
-HEARTBEAT_TTL_MS = 10_000
+HEARTBEAT_TTL_MS = 6_000  # three beats: how long a dead worker counts as one that serves
 _HASH_BLOCK = 1024 * 1024
 
 
