@@ -20,6 +20,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,11 @@ from controlplane.local.paths import Layout, quote_env, write_private
 from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
 from controlplane.local.ports import NoFreePort
 from controlplane.local.postgres import ClusterFailed
+from controlplane.local.progress import Reporter, say_waiting
 from controlplane.local.secrets_file import load_or_make
 from controlplane.local.supervisor import (
     AlreadyRunning,
-    Child,
     ChildFailed,
-    State,
     Supervisor,
     hold_lock,
     is_locked,
@@ -266,7 +266,7 @@ def _make_engine(*, layout: Layout, console: Console) -> Path:
     began = time.monotonic()
     if not model.cached_directory(root=layout.root).exists():
         console.print("  … model: converted once, about a minute")
-    directory, made = model.ensure_model(root=layout.root, python=python)
+    directory, made = model.ensure_model(root=layout.root, python=python, tell=partial(say_waiting, console))
     if made:
         size = sum(path.stat().st_size for path in directory.iterdir()) / 1e6
         console.print(f"  [green]✓[/] model, {size:.0f} MB, {time.monotonic() - began:.0f} s")
@@ -292,7 +292,7 @@ def _ensure_engine(layout: Layout) -> Path:
 
 
 def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool, began: float) -> int:
-    reporter = _Reporter(console)
+    reporter = Reporter(console)
     stopped = threading.Event()
 
     async def serving() -> None:
@@ -305,7 +305,14 @@ def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool,
             console.print("\nCtrl-C stops it. In another terminal: `make ps`, `make logs NAME=gateway`.")
 
     async def run() -> None:
-        await Supervisor(layout=layout, specs=plan.specs, listener=reporter).run(when_serving=serving)
+        supervisor = Supervisor(layout=layout, specs=plan.specs, listener=reporter)
+        try:
+            async with asyncio.TaskGroup() as group:
+                reminder = group.create_task(reporter.remind())
+                await supervisor.run(when_serving=serving)
+                reminder.cancel()
+        except* ChildFailed as failed:
+            raise failed.exceptions[0] from None
 
     asyncio.run(run())
     console.print("Stopped.")
@@ -326,27 +333,6 @@ def _show_demo(layout: Layout, console: Console, stopped: threading.Event) -> No
     except demo.DemoFailed as failure:
         console.print(f"\n[red]The demo request failed:[/] {escape(str(failure))}")
     demo.print_panel(console=console, demo=written, measured=measured)
-
-
-class _Reporter:
-    """Prints what becomes of each child: one line when it serves, one when it dies."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began: dict[str, float] = {}
-
-    def __call__(self, child: Child) -> None:
-        name, state = child.spec.name, child.state
-        if state is State.STARTING:
-            self._began[name] = time.monotonic()
-        elif state in (State.SERVING, State.DONE):
-            took = time.monotonic() - self._began[name]
-            where = f"127.0.0.1:{child.spec.port}" if child.spec.port else ""
-            self._console.print(f"  [green]✓[/] {name:<10} {took:5.1f} s  {where}", highlight=False)
-        elif state is State.BACKING_OFF:
-            self._console.print(f"  [yellow]{name}: {escape(child.reason)}; it is started again[/]")
-        elif state is State.FAILED:
-            self._console.print(f"  [red]{name}: given up after {child.deaths} deaths: {escape(child.reason)}[/]")
 
 
 def _follow_until_serving(layout: Layout, console: Console, process: subprocess.Popen[bytes]) -> bool:

@@ -14,7 +14,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from controlplane.local.paths import user_cache
 
 MODEL = "smollm2-135m-instruct"
 _CONVERSION_DEADLINE_SECONDS = 900
+_TELL_SECONDS = 10.0
 _DISK_FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
 
 
@@ -41,10 +43,11 @@ def cached_directory(*, root: Path) -> Path:
     return user_cache() / "models" / f"{MODEL}-{hashlib.sha256(manifest).hexdigest()[:12]}"
 
 
-def ensure_model(*, root: Path, python: Path) -> tuple[Path, bool]:
+def ensure_model(*, root: Path, python: Path, tell: Callable[[str, float], None]) -> tuple[Path, bool]:
     """The converted model, made now if it is missing or damaged; True when it was made. Raises ModelFailed.
 
-    `python` is the engine environment's: only there are torch and transformers.
+    `python` is the engine environment's: only there are torch and transformers. `tell` hears every ten seconds what
+    goes on, and for how many seconds by now.
     """
     committed = committed_directory(root=root)
     directory = cached_directory(root=root)
@@ -55,7 +58,7 @@ def ensure_model(*, root: Path, python: Path) -> tuple[Path, bool]:
             return directory, False
         for part in directory.parent.glob(f".{directory.name}.*"):  # of a conversion that was killed
             shutil.rmtree(part, ignore_errors=True)
-        _convert(root=root, python=python, directory=directory)
+        _convert(root=root, python=python, directory=directory, tell=tell)
         damage = find_damage(directory=directory, committed=committed)
     if damage is not None:
         message = f"the converted model is not the one on record ({damage}); `make lock` may have changed its tools"
@@ -95,24 +98,38 @@ def find_damage(*, directory: Path, committed: Path) -> str | None:
     return None
 
 
-def _convert(*, root: Path, python: Path, directory: Path) -> None:
-    done = subprocess.run(  # noqa: S603 - the command is ours
+def _convert(*, root: Path, python: Path, directory: Path, tell: Callable[[str, float], None]) -> None:
+    process = subprocess.Popen(  # noqa: S603 - the command is ours
         [str(python), str(root / "infra" / "setup" / "convert_model.py"), str(directory)],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONDONTWRITEBYTECODE": ""},
         cwd=root,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_CONVERSION_DEADLINE_SECONDS,
-        check=False,
         preexec_fn=die_with_parent(signum=signal.SIGKILL, parent=os.getpid()),
     )
-    if any(sign in done.stderr for sign in _DISK_FULL):
+    said = _follow(process, tell=tell)
+    if any(sign in said for sign in _DISK_FULL):
         message = f"the model could not be converted, because the disk of {directory.parent} is full: free 1 GB there"
         raise ModelFailed(message)
-    if done.returncode != 0:
-        message = f"the model could not be converted:\n{done.stderr.strip()[-1500:]}"
-        raise ModelFailed(message)
+    if process.returncode != 0:
+        raise ModelFailed(f"the model could not be converted:\n{said.strip()[-1500:]}")
+
+
+def _follow(process: subprocess.Popen[str], *, tell: Callable[[str, float], None]) -> str:
+    """What the conversion says until it ends. Raises ModelFailed when it takes too long; it is ended however we are."""
+    began = time.monotonic()
+    try:
+        while time.monotonic() - began < _CONVERSION_DEADLINE_SECONDS:
+            try:
+                return process.communicate(timeout=_TELL_SECONDS)[1]
+            except subprocess.TimeoutExpired:
+                tell("the model is being converted", time.monotonic() - began)
+    finally:
+        process.kill()
+        process.wait()
+    raise ModelFailed(f"the model was not converted within {_CONVERSION_DEADLINE_SECONDS} s: is the machine very busy?")
 
 
 def sha256_of(*, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -16,10 +17,11 @@ import pytest
 from dotenv import dotenv_values
 from rich.console import Console
 
-from controlplane.local import demo, launch, model, output, ports, probes
-from controlplane.local.children import Identity, NotReady
+from controlplane.local import demo, launch, model, output, ports, probes, progress
+from controlplane.local.children import ChildSpec, Identity, NotReady
 from controlplane.local.paths import Layout, quote_env, write_private
 from controlplane.local.plan import PlanFailed
+from controlplane.local.supervisor import Child, State
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -165,5 +167,53 @@ class TestModel:
         refusing.write_text("#!/bin/sh\necho 'OSError: [Errno 28] No space left on device' >&2; exit 1\n")
         refusing.chmod(stat.S_IRWXU)
         with pytest.raises(model.ModelFailed, match="is full: free 1 GB there"):
-            model.ensure_model(root=ROOT, python=refusing)
+            model.ensure_model(root=ROOT, python=refusing, tell=lambda *_: None)
         assert not left.exists()
+
+    def test_says_that_a_long_conversion_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(model, "_TELL_SECONDS", 0.01)
+        goes_on = tmp_path / "fifo"
+        os.mkfifo(goes_on)
+        slow = tmp_path / "python"
+        slow.write_text(f"#!/bin/sh\ncat {goes_on} >&2; exit 1\n")
+        slow.chmod(stat.S_IRWXU)
+        heard: list[str] = []
+
+        def tell(what: str, seconds: float) -> None:
+            if not heard:
+                goes_on.write_text("enough")  # lets the conversion end
+            heard.append(what)
+
+        with pytest.raises(model.ModelFailed, match="enough"):
+            model.ensure_model(root=ROOT, python=slow, tell=tell)
+        assert set(heard) == {"the model is being converted"}
+
+
+class TestReporter:
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress, "WAIT_SECONDS", 0.001)
+
+    async def test_reminds_of_what_still_starts_and_of_nothing_else(self, tmp_path: Path) -> None:
+        report = tmp_path / "engine.json"
+        report.write_text(json.dumps({"pid": os.getpid(), "state": "loading", "restarts": 0}))
+        worker, beat = (
+            Child(
+                spec=ChildSpec(
+                    name=name, role=name, command=(), env={}, cwd=tmp_path, probe=probes.started, reports=reports
+                )
+            )
+            for name, reports in (("worker", (("engine", report),)), ("beat", ()))
+        )
+        shown = io.StringIO()
+        reporter = progress.Reporter(Console(file=shown, width=100))
+        for child, state in ((worker, State.STARTING), (beat, State.STARTING), (beat, State.SERVING)):
+            child.state = state
+            reporter(child)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reporter.remind()
+        first, *others = shown.getvalue().splitlines()
+        assert first.startswith("  ✓ beat")
+        assert {line.partition(",")[0] for line in others} == {"  … worker is starting: its engine is loading"}
