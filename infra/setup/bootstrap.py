@@ -26,6 +26,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -236,11 +237,11 @@ class NoNetwork(SetupFailed):
 
 
 _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
-    (("No space left", "os error 28"), SetupFailed, "the disk is full: free some space and run it again"),
+    (("No space left", "os error 28"), SetupFailed, "the disk is full: free some space{places}"),
     (
         ("Disk quota", "os error 122", "File too large", "os error 27"),
         SetupFailed,
-        "your disk quota is used up: free some space and run it again",
+        "your disk quota is used up: free some space{places}",
     ),
     (
         ("Read-only file system", "Permission denied", "os error 30", "os error 13"),
@@ -286,12 +287,19 @@ def run(command: list[str], *, log: str, env: dict[str, str] | None = None, dire
     said = (done.stderr + done.stdout).strip()
     for signs, kind, sentence in _REASONS:
         if any(sign in said for sign in signs):
-            message = f"{sentence}\n  {said.splitlines()[-1].strip()[:300]}"
+            message = f"{sentence.format(places=_places())}\n  {said.splitlines()[-1].strip()[:300]}"
             raise kind(message)
     record = user_cache() / f"{log}.log"
     record.write_text(" ".join(command) + "\n" + said + "\n")
     message = f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed (all of it: {record}):\n" + said[-1500:]
     raise SetupFailed(message)
+
+
+def _places() -> str:
+    """Where things are made, and how much is free there."""
+    folders = [folder for folder in (ROOT, user_cache(), Path(tempfile.gettempdir())) if folder.exists()]
+    free = ", ".join(f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB free in {folder}" for folder in folders)
+    return f" and run it again ({free})"
 
 
 def _die_with_parent() -> None:
