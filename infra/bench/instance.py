@@ -198,7 +198,8 @@ def private_instance(*, engine: str, settings: Mapping[str, str] | None = None) 
     home.chmod(0o711)  # PostgreSQL may run as another user
     instance = Instance(home)
     try:
-        started = instance.manage("up", "--detach", engine=engine, settings=settings, deadline=UP_SECONDS[engine])
+        up = ("up", "--detach", "--until-pid", str(os.getpid()))  # also when nobody is left to say `down`
+        started = instance.manage(*up, engine=engine, settings=settings, deadline=UP_SECONDS[engine])
         if started.returncode != 0 or Instance.find(home) is None:
             raise InstanceFailed(
                 f"`ENGINE={engine} manage.py up --detach` ended with {started.returncode}:\n"

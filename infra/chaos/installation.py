@@ -234,7 +234,8 @@ async def _with_platform(installation: Installation, pace: Mapping[str, str]) ->
     environment = environment_of(home=instance.home, engine=engine, base=os.environ) | dict(pace)
     environment |= {"REDIS_URL": installation.proxied_url, "PORT": str(find_free(taken=[]))}
     try:
-        said = await _manage(environment, "up", "--detach", seconds=UP_SECONDS[engine])
+        up = ("up", "--detach", "--until-pid", str(os.getpid()))
+        said = await _manage(environment, *up, seconds=UP_SECONDS[engine])
         if Instance.find(instance.home) is None:
             raise InstanceFailed(f"`manage.py up` left no gateway:\n{said}\n{instance.log_tails()}")
         installation.keys = await _keys(instance, environment)

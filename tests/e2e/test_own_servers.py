@@ -84,7 +84,7 @@ def instance(servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     home = tmp_path_factory.mktemp("own")
     with ExitStack() as stack:
         stack.callback(command, home, servers, "down")
-        started = command(home, servers, "up", "--detach")
+        started = command(home, servers, "up", "--detach", "--until-pid", str(os.getpid()))
         assert started.returncode == 0, started.stdout + started.stderr
         yield Instance(home)
 

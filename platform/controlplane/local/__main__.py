@@ -16,7 +16,9 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     up = commands.add_parser("up", help="start everything, stay until Ctrl-C")
     add_arguments(up)
-    up.set_defaults(run=lambda options: run_up(detach=options.detach, with_demo=not options.no_demo))
+    up.set_defaults(
+        run=lambda options: run_up(detach=options.detach, with_demo=not options.no_demo, until_pid=options.until_pid)
+    )
     engine = commands.add_parser("engine", help="make the engine's environment and the model, start nothing")
     engine.set_defaults(run=lambda options: prepare_engine())
     options = parser.parse_args()

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -70,9 +71,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The options of `up`, for `manage.py up` and `python -m controlplane.local up` alike."""
     parser.add_argument("--detach", action="store_true", help="return when it serves")
     parser.add_argument("--no-demo", action="store_true", help="do not send the demo request")
+    parser.add_argument("--until-pid", type=int, metavar="PID", help="stop when this process has ended, however it did")
 
 
-def run_up(*, detach: bool, with_demo: bool) -> int:
+def run_up(*, detach: bool, with_demo: bool, until_pid: int | None) -> int:
     """`up` in this clone. Returns the exit code."""
     # Whoever configured logging before us: the terminal belongs to the progress lines.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -81,11 +83,11 @@ def run_up(*, detach: bool, with_demo: bool) -> int:
     tolerate_output()
     layout, console = Layout.of_clone(), open_console()
     if detach:
-        return run_detached(layout=layout, console=console)
-    return run_foreground(layout=layout, console=console, with_demo=with_demo)
+        return run_detached(layout=layout, console=console, until_pid=until_pid)
+    return run_foreground(layout=layout, console=console, with_demo=with_demo, until_pid=until_pid)
 
 
-def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
+def run_foreground(*, layout: Layout, console: Console, with_demo: bool, until_pid: int | None) -> int:
     """Starts everything, stays until it is asked to stop. Returns the exit code."""
     began = time.monotonic()
     try:
@@ -100,7 +102,8 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
         for name in stop_leftovers(layout=layout):
             console.print(f"  [yellow]stopped {name}, left over from a run that was killed[/]")
         plan = _prepare(layout=layout, console=console)
-        return _supervise(layout=layout, console=console, plan=plan, with_demo=with_demo, began=began)
+        greet = partial(_greet, layout=layout, console=console, with_demo=with_demo, began=began)
+        return _supervise(layout=layout, console=console, plan=plan, greet=greet, until_pid=until_pid)
     except (PlanFailed, ClusterFailed, NoFreePort, model.ModelFailed, ChildFailed, ValueError) as error:
         return _fail(console, str(error))
     except OSError as error:
@@ -115,14 +118,14 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool) -> int:
         os.close(lock)
 
 
-def run_detached(*, layout: Layout, console: Console) -> int:
+def run_detached(*, layout: Layout, console: Console, until_pid: int | None) -> int:
     """Starts the supervisor in a session of its own and returns when it serves."""
     try:
         if is_locked(layout=layout):
             return report_running(layout=layout, console=console)
         layout.make()
         check_disk(layout=layout)
-        process = _spawn_supervisor(layout)
+        process = _spawn_supervisor(layout, until_pid)
     except PlanFailed as failure:
         return _fail(console, str(failure))
     except OSError as error:
@@ -143,8 +146,9 @@ def run_detached(*, layout: Layout, console: Console) -> int:
     return 0
 
 
-def _spawn_supervisor(layout: Layout) -> subprocess.Popen[bytes]:
+def _spawn_supervisor(layout: Layout, until_pid: int | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "controlplane.local", "up", "--no-demo"]
+    command += [] if until_pid is None else ["--until-pid", str(until_pid)]
     with layout.supervisor_log.open("wb") as output:
         return subprocess.Popen(  # noqa: S603 - ourselves
             command,
@@ -291,25 +295,19 @@ def _ensure_engine(layout: Layout) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool, began: float) -> int:
+def _supervise(
+    *, layout: Layout, console: Console, plan: Plan, greet: Callable[[], Awaitable[None]], until_pid: int | None
+) -> int:
     reporter = Reporter(console)
-    stopped = threading.Event()
-
-    async def serving() -> None:
-        console.print(f"  [green]everything serves[/] after {time.monotonic() - began:.0f} s")
-        if with_demo:
-            try:
-                await asyncio.to_thread(_show_demo, layout, console, stopped)
-            finally:
-                stopped.set()  # a thread cannot be cancelled; it looks here
-            console.print("\nCtrl-C stops it. In another terminal: `make ps`, `make logs NAME=gateway`.")
 
     async def run() -> None:
         supervisor = Supervisor(layout=layout, specs=plan.specs, listener=reporter)
+        if until_pid is not None:
+            _when_ended(until_pid, supervisor.ask_to_stop)
         try:
             async with asyncio.TaskGroup() as group:
                 reminder = group.create_task(reporter.remind())
-                await supervisor.run(when_serving=serving)
+                await supervisor.run(when_serving=greet)
                 reminder.cancel()
         except* ChildFailed as failed:
             raise failed.exceptions[0] from None
@@ -317,6 +315,35 @@ def _supervise(*, layout: Layout, console: Console, plan: Plan, with_demo: bool,
     asyncio.run(run())
     console.print("Stopped.")
     return 0
+
+
+def _when_ended(pid: int, call: Callable[[], None]) -> None:
+    """Calls once when the process has ended; at once when there is none. Its descriptor is kept until we end."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        loop.call_soon(call)
+        return
+
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        call()
+
+    loop.add_reader(pidfd, ended)
+
+
+async def _greet(*, layout: Layout, console: Console, with_demo: bool, began: float) -> None:
+    """What is said once everything serves."""
+    console.print(f"  [green]everything serves[/] after {time.monotonic() - began:.0f} s")
+    if not with_demo:
+        return
+    stopped = threading.Event()
+    try:
+        await asyncio.to_thread(_show_demo, layout, console, stopped)
+    finally:
+        stopped.set()  # a thread cannot be cancelled; it looks here
+    console.print("\nCtrl-C stops it. In another terminal: `make ps`, `make logs NAME=gateway`.")
 
 
 def _show_demo(layout: Layout, console: Console, stopped: threading.Event) -> None:

@@ -17,4 +17,5 @@ class Command(BaseCommand):
         add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        sys.exit(run_up(detach=options["detach"], with_demo=not options["no_demo"]))
+        with_demo = not options["no_demo"]
+        sys.exit(run_up(detach=options["detach"], with_demo=with_demo, until_pid=options["until_pid"]))

@@ -9,8 +9,10 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,9 +87,9 @@ class TestStateDirectory:
             raise OSError(number, os.strerror(number), "/x/.weir")
 
         monkeypatch.setattr(Layout, "make", refuse)
-        for run in (launch.run_detached, lambda **to: launch.run_foreground(**to, with_demo=False)):
+        for run in (launch.run_detached, partial(launch.run_foreground, with_demo=False)):
             shown = console()
-            assert run(layout=Layout(root=ROOT, state=Path("/x/.weir")), console=shown) == 1
+            assert run(until_pid=None, layout=Layout(root=ROOT, state=Path("/x/.weir")), console=shown) == 1
             assert said(shown).startswith("up: /x/.weir: ")
             assert advice in said(shown)
             assert said(shown).count("\n") == 1
@@ -217,3 +219,31 @@ class TestReporter:
         first, *others = shown.getvalue().splitlines()
         assert first.startswith("  ✓ beat")
         assert {line.partition(",")[0] for line in others} == {"  … worker is starting: its engine is loading"}
+
+
+class TestUntilPid:
+    async def test_a_process_that_is_killed_is_told_once(self) -> None:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220
+        told: list[int] = []
+        heard = asyncio.Event()
+
+        def tell() -> None:
+            told.append(process.pid)
+            heard.set()
+
+        launch._when_ended(process.pid, tell)
+        process.kill()
+        async with asyncio.timeout(10):
+            await heard.wait()
+            for _ in range(10):  # it stays readable: a second call would come with the next turn
+                await asyncio.sleep(0)
+        process.communicate()
+        assert told == [process.pid]
+
+    async def test_one_that_is_not_there_is_told_at_once(self) -> None:
+        process = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220
+        process.wait()
+        heard = asyncio.Event()
+        launch._when_ended(process.pid, heard.set)
+        async with asyncio.timeout(10):
+            await heard.wait()
