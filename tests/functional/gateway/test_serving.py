@@ -224,6 +224,7 @@ class TestPlain:
         assert answer.usage.completion_tokens == 6
         assert raw.headers["x-request-id"] == ticket.request_id
         assert raw.headers["server-timing"].endswith("ttft;dur=1, total;dur=2")
+        assert (raw.headers["x-weir-ttft-ms"], raw.headers["x-weir-total-ms"]) == ("1", "2")
         assert raw.headers["openai-processing-ms"].isdigit()
         assert await gateway.hold_state(ticket.request_id) == "settled"
 
