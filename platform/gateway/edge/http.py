@@ -124,9 +124,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
+                early = data[upgrade.args[0] :]
+                if early:  # frames of a client that does not wait for its handshake's answer
+                    cast("asyncio.Protocol", self.transport.get_protocol()).data_received(early)
                 return
         except httptools.HttpParserError:
             self._refuse(self._problem or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))

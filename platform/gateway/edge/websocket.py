@@ -1,11 +1,13 @@
 """One WebSocket connection: uvicorn's sans-I/O protocol, with our refusals and no traceback for bad bytes. Step 1.
 
-Named on uvicorn's command line (`--ws gateway.edge.websocket:WebSocketProtocol`). Invariant: a handshake that is wrong
-gets OpenAI's error object; bytes that are no WebSocket end the connection with its own code, never with a traceback.
+Named on uvicorn's command line (`--ws gateway.edge.websocket:WebSocketProtocol`). Invariants: a handshake that is wrong
+gets OpenAI's error object; bytes that are no WebSocket end the connection with its own code, never with a traceback;
+frames that come before the handshake is answered wait for it.
 """
 
 import asyncio
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrade
 from websockets.frames import CloseCode
@@ -27,6 +29,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         drop_when_stalled(transport, seconds=self.stall_seconds)
+        self._early = b""
 
     def handle_connect(self, event: Request) -> None:
         try:
@@ -40,7 +43,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         else:
             super().handle_connect(event)
 
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self._early and self.handshake_complete and not self.transport.is_closing():
+            early, self._early = self._early, b""
+            self.transport.resume_reading()
+            self.data_received(early)
+
     def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated and not self.handshake_complete:  # the library would read them by no state at all
+            self._early += data
+            self.transport.pause_reading()
+            return
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:  # the library's own answer is no JSON
             self._refuse(HeadTooLarge("a header of the handshake is too long, or there are too many"))

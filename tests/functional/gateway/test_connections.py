@@ -482,3 +482,18 @@ class TestHandshakes:
             await connection.send(head("POST", "/v1/realtime", *lines, "Content-Length: 2") + b"{}")
             reply = await connection.reply()
         assert (reply.status, reply.error()["code"]) == (400, "invalid_handshake")
+
+    @pytest.mark.parametrize("cut", [0, 2], ids=["in one write", "behind the head's last line"])
+    async def test_frames_that_do_not_wait_for_its_answer_are_read_after_it(self, gateway: Gateway, cut: int) -> None:
+        lines = [f"{name}: {value}" for name, value in HANDSHAKE.items() if name != "Host"]
+        asked = head("GET", "/v1/realtime", *lines, f"Authorization: Bearer {gateway.key}")
+        unmasked = b"\x88\x02\x03\xe8"  # a Close with 1000 that breaks RFC 6455, section 5.1
+        async with wire(gateway) as connection:
+            if cut:
+                await connection.send(asked[:-cut])
+            await connection.send(asked[len(asked) - cut if cut else 0 :] + unmasked)
+            reply = await connection.reply()
+            rest = await connection.rest()
+        assert reply.status == 101
+        assert b"\x88" in rest
+        assert b"\x03\xea" in rest  # 1002, a protocol error
