@@ -24,9 +24,10 @@ class AdmittedUse:
     cost_nano: int
 
 
-def read_admitted(reader: Reader, *, tenant_id: str, start_ms: int, end_ms: int) -> list[AdmittedUse]:
-    """Of requests admitted in [start_ms, end_ms). Raises ClickHouseUnavailable."""
-    rows = reader.execute(_SQL, {"tenant_id": tenant_id, "start_ms": start_ms, "end_ms": end_ms})
+def read_admitted(reader: Reader, *, tenant_id: str, start_ms: int, end_ms: int, billed_ms: int) -> list[AdmittedUse]:
+    """Of requests admitted in [start_ms, end_ms) and recorded until `billed_ms`. Raises ClickHouseUnavailable."""
+    period = {"start_ms": start_ms, "end_ms": end_ms, "billed_ms": billed_ms}
+    rows = reader.execute(_SQL, {"tenant_id": tenant_id, **period})
     return [
         AdmittedUse(
             project_id=row["project_id"],

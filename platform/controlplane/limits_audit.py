@@ -2,8 +2,10 @@
 
 Called by `controlplane.tasks` and `manage.py rebuild_limits`. A snapshot of the counters names a watermark below which
 every admitted request is settled; once the meter has passed all that had ended by then, ClickHouse's sums below it and
-the settlements since must be what the counters hold. Invariants: what cannot be told is skipped with its reason and
-never reported as a drift; a limit that was set within its window is brought up to date, not reported.
+the settlements since must be what the counters hold. Usage that is recorded later than the snapshot is left out of the
+sums, so that a lost hold that ends while they are read is not in them; the clocks of the pools may differ from the
+tenant's by `skew_ms`. Invariants: what cannot be told is skipped with its reason and never reported as a drift; a limit
+that was set within its window is brought up to date, not reported.
 """
 
 import asyncio
@@ -32,6 +34,7 @@ from tenants.limits.policy import RULES, Amount, Kind
 
 METER_SECONDS = 20.0
 METER_POLL_SECONDS = 0.25
+SKEW_MS = 500
 SETTLED_AFTER_MS = 60_000  # of a cap: the contexts without it are refused by then
 _SUMMED = (Kind.WINDOW, Kind.LIFETIME)
 
@@ -65,15 +68,17 @@ class Auditor:
     audit: Audit
     reader: Reader
     limits_of: Callable[[str], Awaitable[Sequence[CountedLimit]]]
+    skew_ms: int = SKEW_MS
 
     async def check(self, *, tenant_id: str) -> Findings:
         """Compare, and bring limits that are younger than their window up to date."""
         found = Findings(tenant_id=tenant_id)
-        limits, snapshot = await self._snapshot(tenant_id, found)
+        limits = await self.limits_of(tenant_id)
+        snapshot = await self._snapshot(tenant_id, limits, found)
         if snapshot is None or snapshot.watermark_ms is None:
             return found
-        young: list[Rebuilt] = []
-        sums, watermark_ms = _Sums(self.reader, tenant_id=tenant_id), snapshot.watermark_ms
+        young: list[CountedLimit] = []
+        sums, watermark_ms = self._sums(tenant_id, snapshot), snapshot.watermark_ms
         for counted, standing in zip(limits, snapshot.standings, strict=True):
             found.checked += 1
             if standing.held_drift:
@@ -86,11 +91,9 @@ class Auditor:
                 if standing.drift(below=below):
                     found.drifts.append(_drift(standing, "used", standing.used, below + standing.late))
             elif snapshot.watermark_ms > since + SETTLED_AFTER_MS:
-                young.append(_rebuilt(counted.limit, standing.counter, below, standing.window))
+                young.append(counted)
         if young:
-            found.renewed = await self.audit.rebuild(
-                tenant_id=tenant_id, watermark_ms=snapshot.watermark_ms, counters=young
-            )
+            await self._renew(tenant_id, young, found, timezone=None)
         return found
 
     async def rebuild(self, *, tenant_id: str, timezone: str) -> Findings:
@@ -98,41 +101,59 @@ class Auditor:
         settlements since the watermark were lost with it.
         """
         found = Findings(tenant_id=tenant_id)
-        limits, snapshot = await self._snapshot(tenant_id, found)
+        found.checked = await self._renew(tenant_id, await self.limits_of(tenant_id), found, timezone=timezone)
+        return found
+
+    async def _renew(
+        self, tenant_id: str, limits: Sequence[CountedLimit], found: Findings, *, timezone: str | None
+    ) -> int:
+        """Returns how many counters could be told. Without a zone, one that has no window is left out."""
+        snapshot = await self._snapshot(tenant_id, limits, found, reading=True)
         if snapshot is None or snapshot.watermark_ms is None:
-            return found
-        sums = _Sums(self.reader, tenant_id=tenant_id)
+            return 0
+        sums = self._sums(tenant_id, snapshot)
         wanted: list[Rebuilt] = []
         for counted, standing in zip(limits, snapshot.standings, strict=True):
             kind = RULES[counted.limit.metric].kind
             if kind in (Kind.RATE, Kind.REQUEST):
                 continue  # a bucket drains by itself
             window, below = standing.window, 0
+            end_ms = snapshot.watermark_ms if standing.known else snapshot.now_ms + 1
             if kind in _SUMMED:
                 if kind is Kind.WINDOW and not window:
+                    if timezone is None:
+                        continue
                     now = policy.window_of(metric=counted.limit.metric, timezone=timezone, now_ms=snapshot.now_ms)
                     window = f"{now.label} {now.start_ms} {now.end_ms}"
                 start_ms = int(window.split(" ")[1]) if window else 0
-                end_ms = snapshot.watermark_ms if standing.known else snapshot.now_ms + 1
                 below = await sums.of(counted, start_ms=start_ms, end_ms=end_ms)
-            found.checked += 1
-            wanted.append(_rebuilt(counted.limit, standing.counter, below, window))
-        found.renewed = await self.audit.rebuild(
-            tenant_id=tenant_id, watermark_ms=snapshot.watermark_ms, counters=wanted
+            wanted.append(Rebuilt(counter=standing.counter, kind=kind, below=below, below_ms=end_ms, window=window))
+        renewed = await self.audit.rebuild(
+            tenant_id=tenant_id, snapshot=snapshot, metered_ms=snapshot.now_ms + self.skew_ms, counters=wanted
         )
-        return found
+        if renewed is None:
+            found.skipped = "it took too long, or another rebuild began"
+        found.renewed = renewed or 0
+        return len(wanted)
 
-    async def _snapshot(self, tenant_id: str, found: Findings) -> tuple[Sequence[CountedLimit], Snapshot | None]:
-        limits = await self.limits_of(tenant_id)
+    def _sums(self, tenant_id: str, snapshot: Snapshot) -> "_Sums":
+        return _Sums(self.reader, tenant_id=tenant_id, billed_ms=snapshot.now_ms + self.skew_ms)
+
+    async def _snapshot(
+        self, tenant_id: str, limits: Sequence[CountedLimit], found: Findings, *, reading: bool = False
+    ) -> Snapshot | None:
         if not limits:
-            return limits, None
-        snapshot = await self.audit.snapshot(tenant_id=tenant_id, counters=[each.counter for each in limits])
+            return None
+        counters = [each.counter for each in limits]
+        snapshot = await self.audit.snapshot(tenant_id=tenant_id, counters=counters, reading=reading)
+        if reading:  # what a pool records until `skew_ms` from now by its own clock is on its stream after twice that
+            await asyncio.sleep(2 * self.skew_ms / 1000)
         if snapshot.watermark_ms is None:
             found.skipped = "a request has been open for too long, or too many are open"
         elif not await self._metered():
             found.skipped = "the meter is behind"
-            return limits, None
-        return limits, snapshot
+            return None
+        return snapshot
 
     async def _metered(self) -> bool:
         """Waits until the meter has taken all that had ended by now; False when it does not get there in time."""
@@ -183,9 +204,10 @@ async def open_auditor() -> AsyncIterator[Auditor]:
 class _Sums:
     """ClickHouse's sums, asked once per period."""
 
-    def __init__(self, reader: Reader, *, tenant_id: str) -> None:
+    def __init__(self, reader: Reader, *, tenant_id: str, billed_ms: int) -> None:
         self._reader = reader
         self._tenant_id = tenant_id
+        self._billed_ms = billed_ms
         self._rows: dict[tuple[int, int], list[AdmittedUse]] = {}
 
     async def of(self, counted: CountedLimit, *, start_ms: int, end_ms: int) -> int:
@@ -195,7 +217,12 @@ class _Sums:
         period = start_ms, end_ms
         if period not in self._rows:
             self._rows[period] = await asyncio.to_thread(
-                read_admitted, self._reader, tenant_id=self._tenant_id, start_ms=start_ms, end_ms=end_ms
+                read_admitted,
+                self._reader,
+                tenant_id=self._tenant_id,
+                start_ms=start_ms,
+                end_ms=end_ms,
+                billed_ms=self._billed_ms,
             )
         money = RULES[counted.limit.metric].amount is Amount.MONEY
         mine = [row for row in self._rows[period] if _counts(counted, row)]
@@ -210,10 +237,6 @@ def _counts(counted: CountedLimit, row: AdmittedUse) -> bool:
 def _has_counted(limit: Limit, standing: Standing) -> bool:
     """A counter of a day or a month that no request has touched yet holds nothing, and has no window."""
     return RULES[limit.metric].kind is Kind.LIFETIME or bool(standing.window)
-
-
-def _rebuilt(limit: Limit, counter: str, below: int, window: str) -> Rebuilt:
-    return Rebuilt(counter=counter, kind=RULES[limit.metric].kind, below=below, window=window)
 
 
 def _drift(standing: Standing, what: str, found: int, expected: int) -> Drift:

@@ -8,7 +8,7 @@ does not keep the others from being swept.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from redis.exceptions import RedisError
@@ -20,7 +20,7 @@ from contracts.outcomes import Outcome
 from fairqueue.messages import Final, final_of
 from fairqueue.queue import FairQueue
 from tenants.limits.buckets import Limits
-from tenants.limits.holds import DueHold, HoldHint, HoldState
+from tenants.limits.holds import BeingRebuilt, DueHold, HoldHint, HoldState
 
 log = logging.getLogger("weir.settler")
 
@@ -87,7 +87,8 @@ class Sweeper:
             self.report.reaped += reaped.requeued + reaped.ended + reaped.expired + reaped.dead_lettered
         async with self._counted("settle"):
             for record in await queue.unsettled(older_than_ms=self.older_than_ms, limit=BATCH):
-                await self.settle(queue, record)
+                with suppress(BeingRebuilt):  # of one tenant, and not for long: the others' are not kept waiting
+                    await self.settle(queue, record)
 
     async def settle(self, queue: FairQueue, record: UsageRecord) -> None:
         """Settles one ended request with its actual cost, then lets its final frame out."""

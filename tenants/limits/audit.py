@@ -5,8 +5,9 @@ The watermark: every request admitted before it is settled or voided (no open ho
 before it must be in the counters. What was settled of later admissions is kept beside each counter in slots of five
 minutes, for two and a half hours; used = metered below the watermark + slots from it on. Counters that were lost begin
 anew with the first hold since: the watermark is not before that, and no slot holds what was admitted before it, however
-late it is settled. Invariant: both scripts read and write counters, slots and open holds at one instant, so a
-settlement meanwhile makes no difference.
+late it is settled. Invariants: both scripts read and write counters, slots and open holds at one instant, so a
+settlement meanwhile makes no difference; a hold that was lost is in no slot and not among the open ones, therefore it
+is settled before a rebuild begins to read or after it has written, when what it has counted can be told by its time.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tenants.limits.gate import Gate
 from tenants.limits.policy import Kind
 
 OPEN_MAX = 20_000
+READING_MS = 45_000  # a rebuild that takes longer writes nothing; lost holds are settled then
 _SCRIPTS = load_scripts(Path(__file__).parent / "scripts")
 
 
@@ -51,20 +53,25 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Counters of one tenant at `now_ms`. `watermark_ms` None: a request has been open for too long to tell."""
+    """Counters of one tenant at `now_ms`. `watermark_ms` None: a request has been open for too long to tell.
+
+    `until_ms`: until when a rebuild may write what it makes of this; 0 = it is to be looked at only.
+    """
 
     now_ms: int
     watermark_ms: int | None
     standings: tuple[Standing, ...]
+    until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a counter of a day, a month or a lifetime shall hold: `below` the watermark, in the window it names."""
+    """What a counter shall hold in the window it names: `below`, metered of what was admitted before `below_ms`."""
 
     counter: str
     kind: Kind
     below: int
+    below_ms: int
     window: str
 
 
@@ -77,23 +84,41 @@ class Audit:
         self._rebuild = _SCRIPTS["rebuild"].bind(redis)
         self.time_ms = time_ms
 
-    async def snapshot(self, *, tenant_id: str, counters: Sequence[str]) -> Snapshot:
-        """How the counters stand. Raises Unavailable."""
+    async def snapshot(self, *, tenant_id: str, counters: Sequence[str], reading: bool = False) -> Snapshot:
+        """How the counters stand. `reading`: a rebuild follows, and no lost hold is settled until it has written, for
+        `READING_MS` at most. Raises Unavailable.
+        """
         async with self._gate.call():
             now_ms, watermark_ms, *rows = await self._snapshot(
                 keys=[names.holds(tenant_id), names.use(tenant_id)],
-                args=[self.time_ms, names.hold(tenant_id, ""), OPEN_MAX, *counters],
+                args=[self.time_ms, names.hold(tenant_id, ""), OPEN_MAX, READING_MS if reading else 0, *counters],
             )
         standings = tuple(_standing(name, row) for name, row in zip(counters, rows, strict=False))
-        return Snapshot(now_ms=now_ms, watermark_ms=watermark_ms if watermark_ms >= 0 else None, standings=standings)
+        return Snapshot(
+            now_ms=now_ms,
+            watermark_ms=watermark_ms if watermark_ms >= 0 else None,
+            standings=standings,
+            until_ms=now_ms + READING_MS if reading else 0,
+        )
 
-    async def rebuild(self, *, tenant_id: str, watermark_ms: int, counters: Sequence[Rebuilt]) -> int:
-        """Write the counters; returns how many changed. A window that is over is left alone. Raises Unavailable."""
-        args: list[str | int] = [self.time_ms, names.hold(tenant_id, ""), watermark_ms]
+    async def rebuild(
+        self, *, tenant_id: str, snapshot: Snapshot, metered_ms: int, counters: Sequence[Rebuilt]
+    ) -> int | None:
+        """Write the counters, made of a snapshot for `reading` and of the usage that was recorded until `metered_ms`.
+
+        Returns how many changed; None when nothing was written, because it came too late or another rebuild began.
+        A window that is over is left alone. Raises ValueError for a snapshot without a watermark, and Unavailable.
+        """
+        if snapshot.watermark_ms is None:
+            raise ValueError("what has been settled cannot be told")
+        args: list[str | int] = [
+            self.time_ms, names.hold(tenant_id, ""), snapshot.watermark_ms, snapshot.until_ms, metered_ms,
+        ]  # fmt: skip
         for each in counters:
-            args += [each.counter, each.kind.value, each.below, each.window]
+            args += [each.counter, each.kind.value, each.below, each.below_ms, each.window]
         async with self._gate.call():
-            return int(await self._rebuild(keys=[names.holds(tenant_id), names.use(tenant_id)], args=args))
+            changed = int(await self._rebuild(keys=[names.holds(tenant_id), names.use(tenant_id)], args=args))
+        return changed if changed >= 0 else None
 
 
 def _standing(counter: str, row: Sequence[bytes]) -> Standing:
@@ -103,7 +128,7 @@ def _standing(counter: str, row: Sequence[bytes]) -> Standing:
         used=int(used or 0),
         held=int(held or 0),
         window=window if " " in window else "",
-        rebuilt_ms=int(rebuilt or 0),
+        rebuilt_ms=int(rebuilt.split(" ")[0] or 0),
         late=int(late),
         held_by_open=int(held_by_open),
         known=used != "",

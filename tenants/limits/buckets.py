@@ -18,8 +18,9 @@ from stores.redis import Client
 from stores.system import SystemClock
 from tenants.limits import calls, policy
 from tenants.limits import keys as names
-from tenants.limits.gate import Gate
+from tenants.limits.gate import RETRY_AFTER_MS, Gate
 from tenants.limits.holds import (
+    BeingRebuilt,
     DueHold,
     HoldExisting,
     HoldGranted,
@@ -97,7 +98,8 @@ class Limits:
     ) -> Settled:
         """Replace what was held by what was used, in the windows of admission. The first settlement stands.
 
-        A hold that a failover lost is charged from `hint`. Older than `settled_ttl_ms` it counts as settled long ago.
+        A hold that a failover lost is charged from `hint`; older than `settled_ttl_ms` it counts as settled long ago.
+        Raises BeingRebuilt for a lost one while a rebuild reads, and Unavailable.
         """
         given = hint.idempotency
         counters: list[str] = []
@@ -125,6 +127,8 @@ class Limits:
                 given = Idempotency(key_digest=answer[1].decode(), body_digest="")
             elif answer[0] == b"lost":
                 counters = calls.counters_of(tenant_id, hint)
+            elif answer[0] == b"later":
+                raise BeingRebuilt("The limits are being made anew.", retry_after_ms=RETRY_AFTER_MS)
             elif answer[0] == b"forgotten":
                 return Settled(first=False, cost_nano=cost_nano, outcome=outcome)
             else:

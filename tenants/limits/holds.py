@@ -7,7 +7,7 @@ times are milliseconds since the Unix epoch by the clock of the {tenant} slot.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from contracts.errors import LimitExceeded
+from contracts.errors import LimitExceeded, Unavailable
 from contracts.jobs import UsageRecord
 from contracts.tenancy import Limit
 
@@ -127,6 +127,10 @@ class HoldExisting:
     admitted_at_ms: int = 0
     output_tokens: int = 0
     cut: bool = False
+
+
+class BeingRebuilt(Unavailable):
+    """A lost hold is not settled while its tenant's counters are made anew: the settler tries again."""
 
 
 class RateLimited(LimitExceeded):

@@ -3,8 +3,9 @@
 Invariant: a script gets only keys of one tenant. Counters are fields of one hash per tenant, named
 `<scope letter>:<scope id>:<metric code>`, for a limit of one model `…:<model>`, with these endings: `:u` used (grains
 of a bucket, else units), `:h` held, `:w` window or the bucket's last refill, `:c` last cap, `:a` alerts told in a
-window under a cap, `:s0`… `:s31` settled by time of admission in slots of five minutes, `:f` watermark of the last
-rebuild. The field `born`: since when the hash is there, where that is known; what was admitted before is the meter's.
+window under a cap, `:s0`… `:s31` settled by time of admission in slots of five minutes, `:f` what the last
+rebuild counted: admitted before, recorded until. The field `born`: since when the hash is there, where that is known;
+what was admitted before is the meter's. The field `reading`: until when a rebuild may write what it reads.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,11 @@
--- audit.lua: read counters with what they should hold for open requests, and the watermark below which all is settled.
+-- audit.lua: read counters with what they should hold for open requests, and the watermark below which all is settled;
+--   for a rebuild, put off the settlement of lost holds until it is done.
 -- KEYS 1 open holds zset | 2 counters hash
--- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 most open holds that are looked at | 4... counter names
+-- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 most open holds that are looked at
+--   | 4 reading_ms int, how long a rebuild may read; 0 = none follows | 5... counter names
 -- RETURNS {now, watermark_ms, or -1 when it cannot be told; {used, held, mark, cap, rebuilt_ms, settled at or after the
 --   watermark, held by open requests}...}, texts or nil but the last two.
--- ATOMIC: counters, recent settlements and open holds at one instant.
+-- ATOMIC: counters, recent settlements and open holds at one instant, from which on no lost hold is settled.
 local SLOT_MS, SLOTS = 300000, 32
 
 local now = tonumber(ARGV[1])
@@ -29,10 +31,15 @@ end
 local first = math.floor(oldest / SLOT_MS)
 local watermark = math.max(first * SLOT_MS, tonumber(redis.call('HGET', KEYS[2], 'born') or 0))
 -- No counter at all: whatever was admitted until now is known to the meter alone.
-if redis.call('EXISTS', KEYS[2]) == 0 then watermark = now + 1 end
+local lost = redis.call('EXISTS', KEYS[2]) == 0
+if lost then watermark = now + 1 end
 local answer = {now, watermark}
 if math.floor(now / SLOT_MS) - first >= SLOTS - 1 then answer[2] = -1 end
-for i = 4, #ARGV do
+if ARGV[4] ~= '0' and answer[2] >= 0 then
+  if lost then redis.call('HSET', KEYS[2], 'born', string.format('%.0f', watermark)) end
+  redis.call('HSET', KEYS[2], 'reading', string.format('%.0f', now + tonumber(ARGV[4])))
+end
+for i = 5, #ARGV do
   local name = ARGV[i]
   local row = redis.call('HMGET', KEYS[2], name .. ':u', name .. ':h', name .. ':w', name .. ':c', name .. ':f')
   local label, start, finish = string.match(row[3] or '', '^(%S+) (%d+) (%d+)$')

@@ -1,13 +1,23 @@
--- rebuild.lua: write what counters should hold, from metered usage below a watermark and settlements since.
+-- rebuild.lua: write what counters should hold, from metered usage below a watermark and settlements since; lost holds
+--   are settled again from then on.
 -- KEYS 1 open holds zset | 2 counters hash
 -- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 watermark_ms int, as audit.lua told it
---   | 4... counters, four each: counter, kind, used below the watermark, mark of its window or empty
--- RETURNS the number of counters that changed.
+--   | 4 until_ms int, when its reading ends | 5 metered_ms int, usage that was recorded until then is in the sums
+--   | 6... counters, five each: counter, kind, metered use, of what was admitted before this ms, mark of its window or
+--   empty
+-- RETURNS the number of counters that changed, or -1 when its reading is over, or another one's began.
 -- ATOMIC: nothing that is settled meanwhile is lost or counted twice.
 local SLOT_MS, SLOTS = 300000, 32
 
 local function whole(number) return string.format('%.0f', number) end
 
+local now = tonumber(ARGV[1])
+if now == 0 then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+if redis.call('HGET', KEYS[2], 'reading') ~= ARGV[4] or now >= tonumber(ARGV[4]) then return -1 end
+redis.call('HDEL', KEYS[2], 'reading')
 local held = {}
 for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local hold = redis.call('HMGET', ARGV[2] .. request_id, 'charges', 'queued')
@@ -19,9 +29,8 @@ for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 local watermark, changed = tonumber(ARGV[3]), 0
-if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('HSET', KEYS[2], 'born', ARGV[3]) end
-for i = 4, #ARGV, 4 do
-  local name, kind, mark = ARGV[i], ARGV[i + 1], ARGV[i + 3]
+for i = 6, #ARGV, 5 do
+  local name, kind, mark = ARGV[i], ARGV[i + 1], ARGV[i + 4]
   local row = redis.call('HMGET', KEYS[2], name .. ':u', name .. ':h', name .. ':w')
   local label, start, finish = string.match(mark, '^(%S+) (%d+) (%d+)$')
   local stored = string.match(row[3] or '', '^%S+')
@@ -36,7 +45,8 @@ for i = 4, #ARGV, 4 do
         local inside = kind == 'l' or (of >= tonumber(start) and of < tonumber(finish))
         if of + SLOT_MS > watermark and inside then used = used + tonumber(sum) end
       end
-      for _, value in ipairs({name .. ':u', whole(used), name .. ':w', mark, name .. ':f', ARGV[3]}) do
+      local counted = ARGV[i + 3] .. ' ' .. ARGV[5]
+      for _, value in ipairs({name .. ':u', whole(used), name .. ':w', mark, name .. ':f', counted}) do
         writes[#writes + 1] = value
       end
       if whole(used) ~= row[1] then changed = changed + 1 end

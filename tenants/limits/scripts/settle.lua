@@ -5,11 +5,12 @@
 --   | 9 admitted_at_ms int | 10 body digest | 11 idempotency ttl_ms int | 12 ended_at_ms int, 0 = not known
 --   | 13... counters to charge when the hold was lost, three each: counter, kind, amount
 -- RETURNS {"settled", first, cost text, outcome, alerts} | {"idempotency", digest}: call again with its key
---   | {"lost"}: call again with the counters | {"forgotten"}: older than any result is kept, so settled long ago.
+--   | {"lost"}: call again with the counters | {"later"}: a lost hold, while a rebuild reads
+--   | {"forgotten"}: older than any result is kept, so settled long ago.
 -- ATOMIC: concurrency goes down once; no request is charged twice whoever settles; an alert is told once in its window.
 local GRAINS, ALERTS_MAX = 60000, 10000
 -- What was settled lately, by the time of admission: so a counter can be compared with metered usage below a watermark.
-local SLOT_MS, SLOTS = 300000, 32
+local SLOT_MS, SLOTS, READING_MS_MAX = 300000, 32, 60000
 
 local function whole(number) return string.format('%.0f', number) end
 
@@ -65,8 +66,10 @@ local function charge(item, since, lost)
   local used, reserved, mark = tonumber(value[1] or 0), tonumber(value[2] or 0), value[3]
   local cap, real = tonumber(value[4] or hold_cap), actual[amount]
   if lost and not mark then return end
-  -- A rebuild has counted it: its usage was recorded below the watermark, from the meter.
-  if lost and ended > 0 and ended <= tonumber(value[5] or 0) then return end
+  -- A rebuild has counted it, from the meter: it was admitted, and its usage recorded, before what that looked at.
+  local before, metered = string.match(value[5] or '', '^(%d+) ?(%d*)$')
+  metered = tonumber(metered) or tonumber(before) -- as it was written before it told both
+  if lost and before and since < tonumber(before) and ended > 0 and ended <= metered then return end
   if kind == 'r' then
     mark = mark or whole(now)
     if real >= held then
@@ -112,6 +115,9 @@ if hold[1] then
 else
   local admitted = tonumber(ARGV[9])
   if now - admitted > tonumber(ARGV[8]) then return {'forgotten'} end
+  -- Whether the meter's sums have it is not known before they are written. A clock that went back ends the wait.
+  local reading = tonumber(redis.call('HGET', KEYS[3], 'reading') or 0)
+  if now < reading and reading - now <= READING_MS_MAX then return {'later'} end
   if #ARGV < 13 then return {'lost'} end
   for i = 13, #ARGV, 3 do
     local kind = ARGV[i + 1]

@@ -59,7 +59,7 @@ class Stage:
             self.ticket_of(self.number, pool="pool", tenant_id=ACME),
             request_id=request_id, project_id=PROJECT, api_key_id=KEY, model="model-a", admitted_at_ms=admitted_ms,
         )  # fmt: skip
-        await self.redis.xadd(PoolKeys("pool").usage, self.fields_of(ticket))
+        await self.redis.xadd(PoolKeys("pool").usage, self.fields_of(ticket, billed_at_ms=self.limits.time_ms))
         await self.limits.settle(
             tenant_id=ACME, request_id=request_id, counts=TokenCounts(prompt=100, cached=60, completion=10),
             cost_nano=self.cost, outcome="ok", hint=replace(HINT, admitted_at_ms=admitted_ms),
@@ -100,7 +100,11 @@ async def stage(
         ]  # fmt: skip
 
     auditor = Auditor(
-        redis=redis, audit=Audit(redis, gate=limits.gate, time_ms=NOON), reader=clickhouse, limits_of=limits_of
+        redis=redis,
+        audit=Audit(redis, gate=limits.gate, time_ms=NOON),
+        reader=clickhouse,
+        limits_of=limits_of,
+        skew_ms=0,
     )
     stage = Stage(redis, limits, auditor, clickhouse, fields_of, ticket_of, cost_nano)
     await UsageStreams(redis=redis, group=METER_GROUP, consumer="m").discover()

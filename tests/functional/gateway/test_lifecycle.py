@@ -15,6 +15,8 @@ from fairqueue.messages import AbortReason
 from gateway.services import GatewaySettings
 from gateway.settlement import Sweeper
 from stores.system import mint_request_id
+from tenants.limits import keys as names
+from tenants.limits.audit import Audit
 from tenants.limits.holds import HoldRequest
 from tests.functional.gateway.cast import CONTEXT, MODEL, POOL, WORKER, chat_frames
 from tests.functional.gateway.conftest import Gateway
@@ -325,6 +327,29 @@ class TestSweeper:
         answer = client.result()
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+    async def test_settles_the_others_while_one_s_limits_are_made_anew(self, gateway: Gateway) -> None:
+        """The hold of the first was lost: it waits for the rebuild, and the second does not wait for it."""
+        limits, body = gateway.services.limits, STREAM | {"on_disconnect": "continue"}
+        ids = []
+        for _ in range(2):
+            async with gateway.http.stream("POST", PATH, json=body, headers=gateway.auth()):
+                claim = await gateway.worker.claim()
+                frames = chat_frames(claim.ticket, ["a"])
+                await gateway.worker.step(claim, frames, first_seq=1)
+                await end_and_die(gateway, claim, frames)
+            ids.append(claim.ticket.request_id)
+        redis, tenant = gateway.services.redis, "acme"
+        await redis.delete(names.hold(tenant, ids[0]))
+        await redis.zrem(names.holds(tenant), ids[0])
+        await Audit(redis, gate=limits.gate).snapshot(tenant_id=tenant, counters=[], reading=True)
+        sweeper = sweeper_of(gateway)
+        await sweeper.sweep()
+        assert (sweeper.report.settled, sweeper.report.failures) == (1, 0)
+        assert [await gateway.hold_state(each) for each in ids] == [None, "settled"]
+        await redis.hdel(names.use(tenant), "reading")
+        await sweeper.sweep()
+        assert [await gateway.hold_state(each) for each in ids] == ["settled", "settled"]
 
     async def test_voids_a_hold_that_was_never_enqueued_and_keeps_the_late_enqueue_out(self, gateway: Gateway) -> None:
         request_id = mint_request_id()

@@ -1,6 +1,7 @@
 """Counters made anew after Redis was lost, on real Valkey and chDB: all is counted once, whatever comes late."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,9 @@ from fairqueue.keys import PoolKeys
 from stores.clickhouse_chdb import ChdbOwner
 from tenants.budgets import CountedLimit
 from tenants.limits import keys
-from tenants.limits.audit import Audit
+from tenants.limits.audit import READING_MS, Audit
 from tenants.limits.buckets import Limits
-from tenants.limits.holds import HoldGranted, HoldHint
+from tenants.limits.holds import BeingRebuilt, HoldGranted, HoldHint
 from tests.functional.billing.conftest import clickhouse, cost_nano, fields_of, owner, ticket_of, usage
 from tests.functional.billing.test_limits_audit import CAPS, MINUTE_MS, TOKENS
 from tests.functional.billing.test_meter import build
@@ -34,7 +35,11 @@ class Ground:
         self.redis, self.reader, self.cost = redis, reader, cost
         self.limits = Limits(redis, time_ms=NOON)
         self.auditor = Auditor(
-            redis=redis, audit=Audit(redis, gate=self.limits.gate, time_ms=NOON), reader=reader, limits_of=limits_of
+            redis=redis,
+            audit=Audit(redis, gate=self.limits.gate, time_ms=NOON),
+            reader=reader,
+            limits_of=limits_of,
+            skew_ms=0,
         )
         self.fields_of, self.ticket_of = fields_of, ticket_of
         self.admitted: dict[int, int] = {}
@@ -87,6 +92,11 @@ class Ground:
         await self.meter()
         return await self.auditor.rebuild(tenant_id=ACME, timezone="UTC")
 
+    async def rebuild_while(self, happens: Callable[[], Awaitable[None]]) -> Findings:
+        await self.meter()
+        reads = replace(self.auditor, reader=Meanwhile(self.reader, happens))
+        return await reads.rebuild(tenant_id=ACME, timezone="UTC")
+
     async def check(self) -> Findings:
         await self.meter()
         return await self.auditor.check(tenant_id=ACME)
@@ -114,6 +124,24 @@ class Ground:
             self.wait(6 * MINUTE_MS)
             found = await self.check()
             assert (found.drifts, found.skipped) == ([], "")
+
+
+class Meanwhile:
+    """A reader of metered usage; something happens, once, after a rebuild began to read and before its first sum."""
+
+    def __init__(self, reader: ChdbOwner, happens: Callable[[], Awaitable[None]]) -> None:
+        self._reader, self._happens = reader, happens
+        self._loop, self._waits = asyncio.get_running_loop(), True
+
+    def execute(self, statement: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """In a thread of its own, as the auditor calls it."""
+        if self._waits:
+            self._waits = False
+            asyncio.run_coroutine_threadsafe(self._happen(), self._loop).result()
+        return self._reader.execute(statement, parameters)
+
+    async def _happen(self) -> None:
+        await self._happens()
 
 
 async def limits_of(tenant_id: str) -> list[CountedLimit]:
@@ -283,3 +311,98 @@ class TestSettlementsThatComeLate:
         assert await ground.settle(2)
         assert not await ground.settle(2)
         await ground.stays_true(2 + len(since))
+
+
+class TestWhileARebuildReads:
+    """A request that ran through a loss ends between the snapshot and the sums of what was metered."""
+
+    @pytest.mark.parametrize("since", [(), (9,)], ids=["quiet", "others since"])
+    @pytest.mark.parametrize("later_ms", [0, 1], ids=["at the snapshot", "after it"])
+    async def test_one_that_ends_is_settled_afterwards_and_counted_once(
+        self, ground: Ground, since: tuple[int, ...], later_ms: int
+    ) -> None:
+        await ground.whole(1)
+        await ground.hold(2)
+        ground.wait(1_000)
+        await ground.lose()
+        await ground.whole(*since)
+        ground.wait(1_000)
+
+        async def ends() -> None:
+            ground.wait(later_ms)
+            await ground.end(2)
+            await ground.meter()
+            with pytest.raises(BeingRebuilt):
+                await ground.settle(2)
+
+        assert (await ground.rebuild_while(ends)).skipped == ""
+        assert await ground.settle(2)
+        await ground.stays_true(2 + len(since))
+
+    async def test_one_that_ended_later_than_an_open_one_began_is_counted_once(self, ground: Ground) -> None:
+        """The open one holds the watermark back, behind the end of the lost one, which the meter has told of."""
+        await ground.hold(2)
+        ground.wait(1_000)
+        await ground.lose()
+        await ground.hold(8)
+        ground.wait(1_000)
+        await ground.end(2)
+        await ground.rebuild()
+        assert await ground.settle(2)
+        await ground.counts(1, held=1)
+        await ground.end(8)
+        await ground.settle(8)
+        await ground.stays_true(2)
+
+    async def test_what_a_request_of_since_settles_stays(self, ground: Ground) -> None:
+        ground.wait(1_000)
+        await ground.hold(2)
+
+        async def ends() -> None:
+            await ground.end(2)
+            await ground.settle(2)
+
+        await ground.rebuild_while(ends)
+        await ground.stays_true(1)
+
+    async def test_it_writes_nothing_when_it_took_too_long_and_lost_ones_are_settled_then(self, ground: Ground) -> None:
+        await ground.hold(2)
+        ground.wait(1_000)
+        await ground.lose()
+        await ground.whole(9)
+
+        async def hangs() -> None:
+            await ground.end(2)
+            ground.wait(READING_MS - 1)
+            with pytest.raises(BeingRebuilt):
+                await ground.settle(2)
+            ground.wait(1)
+
+        found = await ground.rebuild_while(hangs)
+        assert (found.renewed, found.skipped) == (0, "it took too long, or another rebuild began")
+        assert await ground.settle(2)
+        await ground.rebuild()
+        await ground.stays_true(2)
+
+    async def test_the_last_of_two_writes_and_the_first_does_not(self, ground: Ground) -> None:
+        await ground.whole(1)
+        ground.wait(1_000)
+        await ground.lose()
+
+        async def another() -> None:
+            assert (await ground.rebuild()).skipped == ""
+            await ground.whole(2)
+
+        found = await ground.rebuild_while(another)
+        assert (found.renewed, found.skipped) == (0, "it took too long, or another rebuild began")
+        await ground.stays_true(2)
+
+    async def test_a_clock_that_was_wrong_keeps_nobody_waiting(self, ground: Ground) -> None:
+        await ground.hold(2)
+        ground.wait(1_000)
+        await ground.lose()
+        await ground.end(2)
+        ground.wait(10 * MINUTE_MS)
+        await ground.auditor.audit.snapshot(tenant_id=ACME, counters=[], reading=True)
+        ground.wait(-10 * MINUTE_MS)
+        assert await ground.settle(2)

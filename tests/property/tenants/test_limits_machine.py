@@ -240,7 +240,7 @@ class LimitsMachine(RuleBasedStateMachine):
         """Counters are what the meter's sums below the watermark and the slots since say: drift 0, in used and held."""
         self.audit.time_ms = self.model.now
         names = {self.name_of(where): where for where in self.model.counters}
-        found = self.run(self.audit.snapshot(tenant_id=ACME, counters=list(names)))
+        found = self.run(self.audit.snapshot(tenant_id=ACME, counters=list(names), reading=True))
         if found.watermark_ms is None:
             return
         wanted = []
@@ -251,8 +251,14 @@ class LimitsMachine(RuleBasedStateMachine):
             if kind in (Kind.WINDOW, Kind.LIFETIME):
                 below = self.model.metered(where, below_ms=found.watermark_ms)
                 assert standing.drift(below=below) == 0
-                wanted.append(Rebuilt(counter=standing.counter, kind=kind, below=below, window=standing.window))
-        changed = self.run(self.audit.rebuild(tenant_id=ACME, watermark_ms=found.watermark_ms, counters=wanted))
+                wanted.append(
+                    Rebuilt(
+                        counter=standing.counter, kind=kind, below=below, below_ms=found.watermark_ms,
+                        window=standing.window,
+                    )
+                )  # fmt: skip
+        rebuild = self.audit.rebuild(tenant_id=ACME, snapshot=found, metered_ms=found.now_ms, counters=wanted)
+        changed = self.run(rebuild)
         assert changed == 0
 
     def name_of(self, where: Place) -> str:
