@@ -197,11 +197,11 @@ def usage(request: HttpRequest) -> HttpResponse:
 @permission_required("controlplane.open_engines", raise_exception=True)
 def engines(request: HttpRequest) -> HttpResponse:
     """The exact configuration of every running pool and the workers' last heartbeats, as they wrote them."""
-    client = blocking_redis(environment().redis)
     cards: list[ModelCard] = []
     workers: list[dict[str, Any]] = []
     problem = None
     try:
+        client = blocking_redis(environment().redis)
         models = cast("dict[bytes, bytes]", client.hgetall(MODELS))
         cards = [decode(ModelCard, raw) for raw in models.values()]
         workers = [_worker(client, key) for key in sorted(client.scan_iter(WORKERS_PATTERN, count=500))]
