@@ -39,9 +39,9 @@ clean: ## stop it and remove its data (.weir); .venv, environments and the model
 engine: setup ## make the engine's environment and the model, start nothing
 	@.venv/bin/python -m controlplane.local engine
 
-test: setup ## all tests, on real stores and real vLLM (ARGS="tests/unit -k budget": only those)
+test: setup ## all tests, on real stores and real vLLM, by two processes (ARGS="tests/unit -k budget": only those)
 	@$(if $(ARGS),,.venv/bin/python -m controlplane.local engine || echo "without vLLM: its tests are skipped, with this reason")
-	@exec .venv/bin/python -m pytest $(ARGS)
+	@exec .venv/bin/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadgroup)
 
 check: setup ## format, lint, types, imports
 	@.venv/bin/ruff format --check .

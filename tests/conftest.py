@@ -28,6 +28,7 @@ for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+_TESTS = Path(__file__).resolve().parent
 _HOME = Path(tempfile.mkdtemp(prefix="weir-tests-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 (_HOME / "static").mkdir()  # WhiteNoise warns of a folder that is not there, and a warning is an error
@@ -40,6 +41,15 @@ os.environ["WEIR_SECRET"] = "a-root-secret-that-only-tests-use-0123456789"
 os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
 environment.cache_clear()
 django.setup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the two processes one runs what shares a platform, and all of real vLLM, which takes both cores."""
+    for item in items:
+        place = item.path.parent if item.path.parent.name == "processes" else item.path
+        file = place.relative_to(_TESTS).as_posix()
+        shared = file.startswith(("e2e/", "contract/workers/")) or item.get_closest_marker("engine") is not None
+        item.add_marker(pytest.mark.xdist_group("platform" if shared else file))
 
 
 @pytest.fixture(scope="session")
