@@ -21,6 +21,7 @@ class TestRedacted:
             ("?password=hunter2 done", "?password=… done"),
             ("monkey=banana", "key=…"),
         ],
+        ids=["the address of a WebSocket", "a query", "a header", "a password", "a name that ends alike"],
     )
     def test_cuts_what_is_secret(self, text: str, left: str) -> None:
         assert left in redacted(text)
