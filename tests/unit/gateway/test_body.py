@@ -12,6 +12,7 @@ from gateway.surface import limits
 from gateway.surface.errors import ReadTimeout
 from gateway.surface.json_text import parse_object
 
+PACKED = gzip.compress(b"{}", mtime=0)
 JSON = {b"content-type": b"application/json"}
 
 
@@ -60,7 +61,7 @@ class TestReadBody:
         with pytest.raises(TooLarge):
             await read(headers=JSON | {b"content-length": b"99999999999999999999999"})
 
-    @pytest.mark.parametrize("packed", [b"not gzip", gzip.compress(b"{}", mtime=0)[:-3], gzip.compress(b"{}", mtime=0) + b"tail"])
+    @pytest.mark.parametrize("packed", [b"not gzip", PACKED[:-3], PACKED + b"tail"])
     async def test_refuses_broken_gzip(self, packed: bytes) -> None:
         with pytest.raises(InvalidRequest) as caught:
             await read(packed, headers=JSON | {b"content-encoding": b"gzip"})
