@@ -25,6 +25,7 @@ __all__ = [
     "Final",
     "JobStatus",
     "LogSlice",
+    "Place",
     "QueueDepths",
     "ReapReport",
     "Released",
@@ -155,6 +156,18 @@ class JobStatus:
     outcome: str
     error_code: str
     ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a waiting request stands: from 1, how long it has waited, and an estimate of how long it still will.
+
+    `wait_ms` None: nothing has ended lately that it could be told from.
+    """
+
+    position: int
+    waited_ms: int
+    wait_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

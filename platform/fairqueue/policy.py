@@ -136,6 +136,11 @@ def per_1000s(*, current: int, before: int, into_ms: int) -> int:
     return weighted * 1_000_000 // (WINDOW_MS * WINDOW_MS)
 
 
+def wait_ms(*, position: int, requests_per_1000s: int) -> int | None:
+    """When a request that waits likely starts: after as many ends as it is in line. None: nothing has ended lately."""
+    return position * 1_000_000 // requests_per_1000s if requests_per_1000s else None
+
+
 def retry_after_ms(*, window: RateWindow, full: Fullness) -> int | None:
     """When a place is likely free, by the measured rate of ends. None: never, it is larger than its bound.
 

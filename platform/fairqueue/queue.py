@@ -23,6 +23,7 @@ from fairqueue.messages import (
     Final,
     JobStatus,
     LogSlice,
+    Place,
     QueueDepths,
     ReapReport,
     ServiceRate,
@@ -271,6 +272,14 @@ class FairQueue:
 
     async def status(self, *, request_id: str) -> JobStatus | None:
         return replies.job_status(await self._run("status", request_id), request_id=request_id)
+
+    async def place(self, status: JobStatus) -> Place | None:
+        """Where a request stands in line, by its status; None when it does not wait."""
+        if not status.position:
+            return None
+        rate = await self.service_rate()
+        wait_ms = policy.wait_ms(position=status.position, requests_per_1000s=rate.requests_per_1000s)
+        return Place(position=status.position, waited_ms=status.queued_ms, wait_ms=wait_ms)
 
     async def unsettled(self, *, older_than_ms: int, limit: int) -> list[UsageRecord]:
         """Ended requests that nobody has settled for `older_than_ms`: settle each, then `ack`."""

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from contracts.errors import DeadlinePassed, SlowReader, WeirError
 from contracts.jobs import Ticket
 from fairqueue.messages import Final
@@ -24,6 +26,7 @@ from gateway.surface.errors import Headers, InternalError, error_object, failure
 log = logging.getLogger("weir.gateway.answers")
 
 LAST_WORDS_SECONDS = 1.0
+PLACE_SECONDS = 1.0
 
 
 async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySettings, held: bool = True) -> None:
@@ -74,8 +77,20 @@ async def _send_batches(exchange: Exchange, answer: Answer, relay: Relay, *, set
         if batch is not None:
             data = sse.events(epoch=batch.epoch, first_seq=batch.first_seq, frames=batch.frames)
         else:
-            data = sse.PING if exchange.started else sse.QUEUED
+            data = await _heartbeat(exchange, answer, relay)
         await _continue(exchange, answer, data)
+
+
+async def _heartbeat(exchange: Exchange, answer: Answer, relay: Relay) -> bytes:
+    """A comment: where the request stands while it waits, and else that it lives."""
+    if not relay.epoch:
+        with suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(PLACE_SECONDS):
+                status = await answer.queue.status(request_id=answer.ticket.request_id)
+                place = None if status is None else await answer.queue.place(status)
+            if place is not None:
+                return sse.waiting(place)
+    return sse.PING if exchange.started else sse.QUEUED
 
 
 async def _continue(exchange: Exchange, answer: Answer, data: bytes, *, more: bool = True) -> None:

@@ -61,7 +61,8 @@ async def show_request(exchange: Exchange, request_id: str, *, services: Gateway
     if found is not None:
         async with _in_time():
             final = await _final_of(found)
-        await exchange.json(200, _live(found.status, final))
+            place = await found.queue.place(found.status)
+        await exchange.json(200, _live(found.status, final) | {"wait_ms": None if place is None else place.wait_ms})
         return
     past = await _past(services, caller, request_id)
     await exchange.json(200, _refused(past) if isinstance(past, Refusal) else _metered(past))

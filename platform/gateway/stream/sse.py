@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from fairqueue.messages import Place
+
 HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -24,6 +26,12 @@ def events(*, epoch: str, first_seq: int, frames: Sequence[bytes]) -> bytes:
     """Frames as events with their ids `<epoch>-<seq>`; one write for all of them."""
     prefix = b"id: " + epoch.encode("ascii") + b"-"
     return b"".join(b"%b%d\ndata: %b\n\n" % (prefix, seq, frame) for seq, frame in enumerate(frames, start=first_seq))
+
+
+def waiting(place: Place) -> bytes:
+    """The heartbeat of a request that waits: a comment that says where it stands."""
+    estimate = "" if place.wait_ms is None else f" wait_ms={place.wait_ms}"
+    return f": queued position={place.position} waited_ms={place.waited_ms}{estimate}\n".encode()
 
 
 def data(document: dict[str, Any]) -> bytes:

@@ -53,7 +53,7 @@ _MESSAGE = _open(
 )
 _BRIEF: dict[str, Schema] = {"id": _TEXT, "object": _is("model"), "created": _COUNT, "owned_by": _TEXT}
 _ENDED = {"usage": _named("Usage"), "weir": _named("Extension")}
-_LATER = ("position", "events", "finish_reason", "timings", "verdicts", "stopped_by", "timeline")
+_LATER = ("position", "wait_ms", "events", "finish_reason", "timings", "verdicts", "stopped_by", "timeline")
 
 _EXTENSION: dict[str, Schema] = {
     "request_id": _TEXT,
@@ -148,6 +148,7 @@ ANSWERS: dict[str, Schema] = {
             "stream": {"type": "boolean"},
             "created": _COUNT,
             "position": {"type": ["integer", "null"]},
+            "wait_ms": {"type": ["integer", "null"]},
             "attempt": _COUNT,
             "events": _COUNT,
             "outcome": _MAYBE_TEXT,

@@ -8,7 +8,7 @@ from contracts.errors import QueueFull
 from contracts.tokens import TokenCounts
 from fairqueue import policy
 from fairqueue.keys import PoolKeys
-from fairqueue.messages import Abort, AbortReason, Wait
+from fairqueue.messages import Abort, AbortReason, Place, Wait
 from fairqueue.queue import QueueBounds
 
 
@@ -172,6 +172,8 @@ class TestBounds:
         assert caught.value.retry_after_ms == 2_000
         rate = await pool.queue.service_rate()
         assert (rate.requests_per_1000s, rate.tokens_per_1000s) == (500, 7_500)
+        last = await pool.queue.status(request_id="b2")
+        assert await pool.queue.place(last) == Place(position=3, waited_ms=0, wait_ms=6_000)
 
 
 class TestLogBound:

@@ -95,6 +95,14 @@ def full(
     )
 
 
+class TestWait:
+    def test_is_as_many_ends_as_it_is_in_line(self) -> None:
+        assert policy.wait_ms(position=3, requests_per_1000s=500) == 6_000
+
+    def test_is_unknown_while_nothing_ends(self) -> None:
+        assert policy.wait_ms(position=3, requests_per_1000s=0) is None
+
+
 class TestRetryAfter:
     def test_is_the_time_in_which_one_request_finishes(self) -> None:
         assert policy.retry_after_ms(window=window(requests=15), full=full()) == 2_000

@@ -2,6 +2,7 @@ import json
 
 from openai._streaming import SSEDecoder
 
+from fairqueue.messages import Place
 from gateway.stream import sse
 from tests.unit.gateway.frames import content, frame
 
@@ -32,6 +33,12 @@ class TestSse:
 
     def test_comments_have_exactly_one_line_end(self) -> None:
         assert (sse.QUEUED, sse.PING) == (b": queued\n", b": ping\n")
+
+    def test_a_waiting_request_is_told_its_place_in_one(self) -> None:
+        told = sse.waiting(Place(position=3, waited_ms=1_004, wait_ms=5_200))
+        assert told == b": queued position=3 waited_ms=1004 wait_ms=5200\n"
+        assert sse.waiting(Place(position=1, waited_ms=0, wait_ms=None)) == b": queued position=1 waited_ms=0\n"
+        assert decode(told + sse.DONE) == decode(sse.DONE)
 
     def test_an_event_of_its_own_has_no_id(self) -> None:
         assert sse.data({"error": {"message": "é"}}) == 'data: {"error":{"message":"é"}}\n\n'.encode()
