@@ -1,7 +1,8 @@
 """Step 3, LIMITS: a deadline and a circuit breaker around the store of the limits. Used by `Limits` and by admission.
 
 Invariant: fails closed. A store that is away or slow is `Unavailable` within `DEADLINE_SECONDS`, and once it has failed
-`FAILURES_MAX` times in a row, at once: then one call per `REST_SECONDS` is let through to see whether it is back.
+`FAILURES_MAX` times in a row, at once: then one call per `REST_SECONDS` is let through to see whether it is back. What
+this process was too busy to hear is no failure of the store.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from contracts.clock import Clock
 from contracts.errors import Unavailable
 
 DEADLINE_SECONDS = 2.0
+DEADLINE_STEPS = 8
 FAILURES_MAX = 3
 REST_SECONDS = 1.0
 RETRY_AFTER_MS = 1_000
@@ -62,7 +64,7 @@ class Gate:
         if not self.breaker.admits(now=self.clock.monotonic()):
             raise _unavailable()
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with _deadline():
                 yield
         except ResponseError as error:
             raise _unavailable() from error
@@ -79,7 +81,7 @@ class Gate:
         if self.breaker.rests(now=self.clock.monotonic()):
             raise _unavailable()
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with _deadline():
                 yield
         except Unavailable as error:
             if isinstance(error.__cause__, RedisError | TimeoutError | OSError):
@@ -88,6 +90,30 @@ class Gate:
         except (RedisError, TimeoutError, OSError) as error:
             self.breaker.failed(now=self.clock.monotonic())
             raise _unavailable() from error
+
+
+@asynccontextmanager
+async def _deadline() -> AsyncIterator[None]:
+    """`DEADLINE_SECONDS` in steps, each begun when the one before has ended: however long the loop was busy in between,
+    it counts as one step, after which an answer that came meanwhile is read first. Raises TimeoutError.
+    """
+    loop, left = asyncio.get_running_loop(), DEADLINE_STEPS
+    seconds = DEADLINE_SECONDS / DEADLINE_STEPS
+
+    def step() -> None:
+        nonlocal left, timer
+        left -= 1
+        if left == 0:
+            timeout.reschedule(loop.time())
+        else:
+            timer = loop.call_later(seconds, step)
+
+    timer = loop.call_later(seconds, step)
+    try:
+        async with asyncio.timeout(None) as timeout:
+            yield
+    finally:
+        timer.cancel()
 
 
 def _unavailable() -> Unavailable:

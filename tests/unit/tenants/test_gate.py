@@ -1,11 +1,15 @@
 """The deadline and the breaker around the limits' store."""
 
+import asyncio
+import time
+
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from contracts.clock import FakeClock
 from contracts.errors import Unavailable
+from tenants.limits import gate as limits_gate
 from tenants.limits.gate import FAILURES_MAX, REST_SECONDS, RETRY_AFTER_MS, Breaker, Gate
 
 
@@ -82,6 +86,25 @@ class TestGate:
             async with gate.watch():
                 raise Unavailable("the queue") from RedisConnectionError("away")
         assert gate.breaker.failures == 1
+
+    async def test_a_store_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits_gate, "DEADLINE_SECONDS", 0.02)
+        gate = Gate(FakeClock())
+        with pytest.raises(Unavailable):
+            async with gate.call():
+                await asyncio.Event().wait()
+        assert gate.breaker.failures == 1
+
+    async def test_a_store_that_answers_while_the_loop_is_busy_is_not_away(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits_gate, "DEADLINE_SECONDS", 0.04)
+        gate, answered, loop = Gate(FakeClock()), asyncio.Event(), asyncio.get_running_loop()
+        async with gate.call():
+            loop.call_later(0.03, answered.set)
+            time.sleep(0.2)  # noqa: ASYNC251 - the busy loop that this is about
+            await answered.wait()
+        assert gate.breaker.failures == 0
 
 
 async def _fail(gate: Gate) -> None:
