@@ -99,6 +99,7 @@ async def _deadline() -> AsyncIterator[None]:
     """
     loop, left = asyncio.get_running_loop(), DEADLINE_STEPS
     seconds = DEADLINE_SECONDS / DEADLINE_STEPS
+    timer: asyncio.TimerHandle
 
     def step() -> None:
         nonlocal left, timer
