@@ -30,7 +30,9 @@ _LONG_BODY = _BODY.replace(b":24", b":400")
 
 
 # A fast engine on a busy machine may be done before its first token is read; not each time.
-_LONG = wire(message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=60.0)
+_LONG = wire(
+    message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=180.0
+)
 _THRICE = (_LONG, _LONG, _LONG)
 
 
@@ -229,7 +231,9 @@ KIND = Kind(
         ),
         _of(
             "to an HTTP/1.0 client",
-            wire(message("POST <V1>/chat/completions HTTP/1.0", "Content-Length: <LENGTH>", body=_BODY), deadline=60.0),
+            wire(
+                message("POST <V1>/chat/completions HTTP/1.0", "Content-Length: <LENGTH>", body=_BODY), deadline=180.0
+            ),
             _not_chunked_in_old_http,
             must="not chunked, ended by closing",
             source="RFC 9112 6.1",

@@ -1,8 +1,9 @@
 """Local mode: the ports of its processes, chosen once and kept.
 
-Invariant: a port that was given out stays with its name over restarts, unless another program took it
-meanwhile. Ports come from below the kernel's range for outgoing connections, so that no client connection
-of this machine can sit on one while its server is down.
+Invariants: a port that was given out stays with its name over restarts, unless another program took it
+meanwhile; no two platforms of a machine choose the same one, however near in time they start, for who chose it
+holds it by a socket of the kernel's own until it ends. Ports come from below the kernel's range for outgoing
+connections, so that no client connection of this machine can sit on one while its server is down.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from controlplane.local.paths import write_private
 
 FIRST, LAST = 20_000, 32_000
 GATEWAY_FIRST, GATEWAY_LAST = 8080, 8180
+
+_held: dict[int, socket.socket] = {}
 
 
 class NoFreePort(Exception):
@@ -38,6 +41,24 @@ def find_refusal(port: int) -> int | None:
         except OSError as error:
             return error.errno
     return None
+
+
+def hold(port: int) -> bool:
+    """Keeps the port for this process as long as it lives; False when another platform keeps it, or it is taken.
+
+    Held is a name in the kernel's abstract namespace, not the port itself: its server could not listen there then.
+    """
+    if not is_free(port):
+        return False
+    if port not in _held:
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            holder.bind(f"\0weir-port-{port}")
+        except OSError:
+            holder.close()
+            return False
+        _held[port] = holder
+    return True
 
 
 def find_holder(port: int) -> str:
@@ -62,7 +83,7 @@ def find_free(*, taken: Iterable[int] = ()) -> int:
     avoid = set(taken)
     for _ in range(2_000):
         port = random.randrange(FIRST, LAST)  # noqa: S311 - spreading, not secrecy
-        if port not in avoid and is_free(port):
+        if port not in avoid and hold(port):
             return port
     message = f"no free port on 127.0.0.1 between {FIRST} and {LAST}"
     raise NoFreePort(message)
@@ -71,7 +92,7 @@ def find_free(*, taken: Iterable[int] = ()) -> int:
 def find_gateway_port(*, preferred: int) -> int:
     """`preferred` when it is free, else the next free one above it (a hundred are tried)."""
     for port in range(preferred, preferred + GATEWAY_LAST - GATEWAY_FIRST):
-        if is_free(port):
+        if hold(port):
             return port
     message = f"ports {preferred} to {preferred + 99} are all taken; set PORT to a free one"
     raise NoFreePort(message)
@@ -95,7 +116,7 @@ class PortBook:
     def choose(self, *, name: str) -> int:
         """The port kept for `name`, or a new one when there is none or another program took it."""
         kept = self._ports.get(name)
-        if kept is not None and is_free(kept):
+        if kept is not None and hold(kept):
             return kept
         return self.keep(name=name, port=find_free(taken=self._ports.values()))
 

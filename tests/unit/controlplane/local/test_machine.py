@@ -105,6 +105,24 @@ class TestPorts:
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert f"(process {os.getpid()})" in ports.find_holder(server.getsockname()[1])
 
+    def test_that_another_platform_has_chosen_is_left_to_it_before_it_listens(self) -> None:
+        chosen = "from controlplane.local.ports import find_gateway_port as f; print(f(preferred=21_000), flush=True); input()"
+        other = subprocess.Popen(
+            [sys.executable, "-c", chosen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
+        )
+        assert other.stdout is not None
+        theirs = int(other.stdout.readline())
+        assert ports.is_free(theirs)
+        assert ports.find_gateway_port(preferred=21_000) != theirs
+        assert not ports.hold(theirs)
+        other.communicate("")
+        assert ports.hold(theirs)
+        assert ports.hold(theirs), "what is ours stays ours"
+
     def test_are_chosen_anew_when_their_file_is_damaged(self, tmp_path: Path) -> None:
         for text in ("", "[]", '{"valkey": "x"}'):
             (tmp_path / "ports.json").write_text(text)
