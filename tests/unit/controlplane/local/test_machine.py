@@ -106,9 +106,10 @@ class TestPorts:
             assert f"(process {os.getpid()})" in ports.find_holder(server.getsockname()[1])
 
     def test_that_another_platform_has_chosen_is_left_to_it_before_it_listens(self) -> None:
-        chosen = "from controlplane.local.ports import find_gateway_port as f; print(f(preferred=21_000), flush=True); input()"
+        choose = "print(find_gateway_port(preferred=21_000), flush=True); input()"
+        program = f"from controlplane.local.ports import find_gateway_port; {choose}"
         other = subprocess.Popen(
-            [sys.executable, "-c", chosen],
+            [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
