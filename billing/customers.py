@@ -8,6 +8,8 @@ from typing import Any
 
 from django.apps import apps
 
+NAMES_SHOWN = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
@@ -60,6 +62,13 @@ def find_tenant(*, name_or_id: str) -> uuid.UUID | None:
         wanted = {"name": name_or_id}
     found: uuid.UUID | None = _tenants().filter(**wanted).order_by("-created_at").values_list("pk", flat=True).first()
     return found
+
+
+def no_such_tenant(name: str) -> str:
+    """What a command says of a name that nobody has, with those that there are."""
+    known = list(_tenants().order_by("name").values_list("name", flat=True)[: NAMES_SHOWN + 1])
+    shown = ", ".join(known[:NAMES_SHOWN]) + (", …" if len(known) > NAMES_SHOWN else "")
+    return f"no tenant is called {name}; there is: {shown or 'none'}"
 
 
 def _tenants() -> Any:

@@ -17,7 +17,7 @@ from billing.closing.close import (
     seal_period,
     waive_gaps,
 )
-from billing.customers import find_tenant, tenant_names
+from billing.customers import find_tenant, no_such_tenant, tenant_names
 from billing.management.composition import gather_evidence
 from billing.models import BillingPeriod, PeriodState
 from stores.clickhouse import ClickHouseError
@@ -84,7 +84,7 @@ class Command(BaseCommand):
             return sorted(tenant_names())
         found = find_tenant(name_or_id=name)
         if found is None:
-            raise CommandError(f"no tenant is called {name}")
+            raise CommandError(no_such_tenant(name))
         return [found]
 
     def _waive(self, period: BillingPeriod, options: dict[str, Any], now: Any) -> None:

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from billing.customers import find_payer, find_tenant
+from billing.customers import find_payer, find_tenant, no_such_tenant
 from billing.ledger.credits import CreditRefused, balance_nano, expire_credits, grant_credit
 from billing.ledger.journal import LedgerConflict
 from contracts.money import text_from_nano
@@ -37,7 +37,7 @@ class Command(BaseCommand):
         tenant_id = find_tenant(name_or_id=options["tenant"])
         payer = find_payer(tenant_id=str(tenant_id)) if tenant_id else None
         if tenant_id is None or payer is None:
-            raise CommandError(f"no tenant is called {options['tenant']}")
+            raise CommandError(no_such_tenant(options["tenant"]))
         if options["verb"] != "balance":
             self._grant(tenant_id, payer.currency, options)
         left = balance_nano(tenant_id=tenant_id, currency=payer.currency)

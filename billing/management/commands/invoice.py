@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from billing.customers import find_tenant
+from billing.customers import find_tenant, no_such_tenant
 from billing.invoicing.drill import requests_of_line
 from billing.invoicing.files import store_files
 from billing.invoicing.focus import focus_csv
@@ -155,7 +155,7 @@ def _periods(name: str | None) -> Iterable[BillingPeriod]:
         return found
     tenant_id = find_tenant(name_or_id=name)
     if tenant_id is None:
-        raise CommandError(f"no tenant is called {name}")
+        raise CommandError(no_such_tenant(name))
     return found.filter(tenant_id=tenant_id)
 
 

@@ -8,11 +8,12 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from billing import selectors
 from billing.clickhouse.shapes import LedgerTotals, ReportLine
-from billing.customers import find_tenant
+from billing.customers import find_tenant, no_such_tenant
 from contracts.money import text_from_nano
 from stores.clickhouse import ClickHouseError
 
@@ -29,15 +30,19 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", required=True, help="name or id")
-        parser.add_argument("--from", dest="start", required=True, help="2026-12-01 or 2026-12-01T12:00:00+00:00")
-        parser.add_argument("--to", dest="end", required=True, help="first moment after the period")
+        parser.add_argument(
+            "--from", dest="start", help="2026-12-01 or 2026-12-01T12:00:00+00:00; this month unless given"
+        )
+        parser.add_argument("--to", dest="end", help="first moment after the period; now unless given")
         parser.add_argument("--format", choices=["table", "csv", "json"], default="table")
 
     def handle(self, *args: Any, **options: Any) -> None:
         tenant_id = find_tenant(name_or_id=options["tenant"])
         if tenant_id is None:
-            raise CommandError(f"no tenant is called {options['tenant']}")
-        start_ms, end_ms = _instant_ms(options["start"]), _instant_ms(options["end"])
+            raise CommandError(no_such_tenant(options["tenant"]))
+        now = timezone.now()
+        start_ms = _instant_ms(options["start"] or now.strftime("%Y-%m-01"))
+        end_ms = _instant_ms(options["end"] or now.isoformat())
         if start_ms >= end_ms:
             raise CommandError("--from is before --to")
         try:

@@ -232,6 +232,16 @@ class TestUsageReport:
         assert len(printed) == 4
         assert printed[-1] == ("check USD: ClickHouse 0.000126 (4 requests) = ledger 0.000126 (4 requests)")
 
+    def test_is_of_this_month_until_now_unless_told(
+        self, acme: Tenant, capsys: pytest.CaptureFixture[str], time_machine: Any
+    ) -> None:
+        time_machine.move_to("2027-01-31T23:00:00+00:00", tick=False)
+        call_command("usage_report", "--tenant", "acme")
+        assert "(5 requests) = ledger" in capsys.readouterr().out
+        time_machine.move_to("2027-02-01T01:00:00+00:00", tick=False)
+        call_command("usage_report", "--tenant", "acme")
+        assert "(0 requests) = ledger" in capsys.readouterr().out
+
     def test_writes_json_and_csv_with_the_same_sums(self, acme: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
         call_command("usage_report", "--tenant", str(acme.pk), *self.FROM_TO, "--format", "json")
         found = json.loads(capsys.readouterr().out)
@@ -251,7 +261,7 @@ class TestUsageReport:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--tenant", "nobody", "--from", "2027-01-15", "--to", "2027-01-16"), "no tenant"),
+            (("--tenant", "nobody", "--from", "2027-01-15", "--to", "2027-01-16"), "no tenant .* there is: acme"),
             (("--tenant", "acme", "--from", "2027-01-16", "--to", "2027-01-15"), "before"),
             (("--tenant", "acme", "--from", "yesterday", "--to", "2027-01-15"), "neither"),
             (("--tenant", "acme", "--from", "2027-01-15T00:00:00", "--to", "2027-01-16"), "neither"),
