@@ -41,7 +41,7 @@ engine: setup ## make the engine's environment and the model, start nothing
 
 test: setup ## all tests, on real stores and real vLLM, by two processes (ARGS="tests/unit -k budget": only those)
 	@$(if $(ARGS),,.venv/bin/python -m controlplane.local engine || echo "without vLLM: its tests are skipped, with this reason")
-	@exec .venv/bin/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadgroup)
+	@exec .venv/bin/python -m pytest $(if $(ARGS),$(ARGS),-n 2)
 
 check: setup ## format, lint, types, imports
 	@.venv/bin/ruff format --check .

@@ -18,6 +18,8 @@ import django
 import pytest
 from hypothesis import settings
 from redis.asyncio import Redis
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from controlplane.env import environment
 from controlplane.local.testing import Stores
@@ -28,7 +30,7 @@ for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-_TESTS = Path(__file__).resolve().parent
+_REAL = ("e2e/", "contract/workers/", "functional/workers/test_vllm.py")
 _HOME = Path(tempfile.mkdtemp(prefix="weir-tests-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 (_HOME / "static").mkdir()  # WhiteNoise warns of a folder that is not there, and a warning is an error
@@ -43,13 +45,19 @@ environment.cache_clear()
 django.setup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the two processes one runs what shares a platform, and all of real vLLM, which takes both cores."""
-    for item in items:
-        place = item.path.parent if item.path.parent.name == "processes" else item.path
-        file = place.relative_to(_TESTS).as_posix()
-        shared = file.startswith(("e2e/", "contract/workers/")) or item.get_closest_marker("engine") is not None
-        item.add_marker(pytest.mark.xdist_group("platform" if shared else file))
+class ByPlatform(LoadScopeScheduling):
+    """Tests that share a platform, and all of real vLLM, which takes both cores, run in one process; others by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0].removeprefix("tests/")
+        if file.startswith(_REAL):
+            return "platform"
+        return str(Path(file).parent) if "/processes/" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByPlatform:
+    """What `pytest -n 2` divides the tests by."""
+    return ByPlatform(config, log)
 
 
 @pytest.fixture(scope="session")
