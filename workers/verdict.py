@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from contracts.outcomes import Outcome
-from fairqueue.messages import AbortReason
+from fairqueue.messages import AbortReason, cancel_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,8 @@ NO_POLICY = Verdict(
     message="The tenant's guardrail policy cannot be read.",
 )
 ABORTED = {
-    AbortReason.CANCELLED: Verdict(outcome=Outcome.CANCELLED, error_code="request_cancelled"),
-    AbortReason.REVOKED: Verdict(
-        outcome=Outcome.CANCELLED, error_code="request_cancelled", message="The API key was revoked."
-    ),
+    AbortReason.CANCELLED: Verdict(outcome=Outcome.CANCELLED, error_code=cancel_code(AbortReason.CANCELLED)),
+    AbortReason.REVOKED: Verdict(outcome=Outcome.CANCELLED, error_code=cancel_code(AbortReason.REVOKED)),
     AbortReason.GAP: LOST,
     AbortReason.LOG_FULL: Verdict(
         outcome=Outcome.FAILED, error_code="output_too_large", message="The output is larger than a request may have."

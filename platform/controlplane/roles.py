@@ -8,7 +8,7 @@ superusers: who edits them can become anybody.
 from collections.abc import Mapping
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.db import DEFAULT_DB_ALIAS
 
 ALL = "*"
@@ -56,9 +56,10 @@ ROLES: Mapping[str, Grants] = {
 
 def follow_migration(sender: AppConfig, using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
     """Gives each role its permissions in the app that was just migrated, and takes what is not listed."""
+    known_apps = kwargs.get("apps", apps)  # `manage.py flush` names none
     try:
-        group_model = kwargs["apps"].get_model("auth", "Group")
-        permission_model = kwargs["apps"].get_model("auth", "Permission")
+        group_model = known_apps.get_model("auth", "Group")
+        permission_model = known_apps.get_model("auth", "Permission")
     except LookupError:  # migrated only in part: the tables come later, and this again
         return
     known = permission_model.objects.using(using).filter(content_type__app_label=sender.label)

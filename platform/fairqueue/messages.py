@@ -33,6 +33,7 @@ __all__ = [
     "StepEntry",
     "StepReply",
     "Wait",
+    "cancel_code",
     "decode_mailbox",
     "final_of",
     "usage_from_stream",
@@ -100,6 +101,11 @@ class AbortReason(StrEnum):
     FENCE = "fence"  # it is no longer this worker's: drop it, write nothing
     GAP = "gap"  # the log lost frames (failover): end it as FAILED
     LOG_FULL = "log_full"  # the log's byte cap is reached: end it as FAILED
+
+
+def cancel_code(reason: str) -> str:
+    """The error code of a request that was cancelled for a reason."""
+    return "key_revoked" if reason == AbortReason.REVOKED else "request_cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +253,8 @@ _FINAL_OF: dict[Outcome, tuple[int, str, str]] = {
     Outcome.EXPIRED: (504, "deadline_exceeded", "The request's deadline passed while it waited in the queue."),
     Outcome.FAILED: (502, "worker_lost", "The worker that ran the request was lost."),
 }
-_FAILED_TEXT = {
+_TEXT_OF = {
+    "key_revoked": "The API key was revoked, or its organization suspended, while the request ran.",
     "worker_lost": "The worker that ran the request was lost after output had been released.",
     "dead_letter": "The request was set aside because engines died or leases lapsed while they ran it.",
     "engine_error": "The engine could not finish the request.",
@@ -259,12 +266,14 @@ def final_of(record: UsageRecord, *, cost_nano: int) -> Final:
     outcome = Outcome(record.outcome)
     status, code, message = _FINAL_OF[outcome]
     code = record.error_code or code
+    if code == "key_revoked":
+        status = 401
     return Final(
         request_id=record.request_id,
         outcome=outcome,
         finish_reason=record.finish_reason,
         error_code=code,
-        error_message=_FAILED_TEXT.get(code, message),
+        error_message=_TEXT_OF.get(code, message),
         status=status,
         counts=record.counts,
         cost_nano=cost_nano,

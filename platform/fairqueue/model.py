@@ -12,7 +12,17 @@ from contracts.jobs import Claim, Ticket
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from fairqueue import policy
-from fairqueue.messages import Abort, AbortReason, CancelReply, Enqueued, ReapReport, StepEntry, StepReply, Wait
+from fairqueue.messages import (
+    Abort,
+    AbortReason,
+    CancelReply,
+    Enqueued,
+    ReapReport,
+    StepEntry,
+    StepReply,
+    Wait,
+    cancel_code,
+)
 from fairqueue.model_state import Job, Lane, Look, PoolState, Tally, kv_need, owner
 
 EXPIRED_MAX = 64  # expired heads that one claim ends
@@ -325,7 +335,7 @@ class PoolModel(PoolState):
         if generation is not None and generation != job.generation:
             return CancelReply.STALE
         if job.state == JobState.QUEUED:
-            self._close(request_id, now_us, Outcome.CANCELLED, "request_cancelled")
+            self._close(request_id, now_us, Outcome.CANCELLED, cancel_code(reason))
             return CancelReply.ENDED
         job.cancel = job.cancel or reason
         return CancelReply.FLAGGED

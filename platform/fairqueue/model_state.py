@@ -9,7 +9,7 @@ from contracts.jobs import ServiceClass, Ticket
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from fairqueue import policy, prefix
-from fairqueue.messages import ReapReport
+from fairqueue.messages import ReapReport, cancel_code
 from fairqueue.policy import QueueBounds
 
 NOTHING = TokenCounts()
@@ -276,7 +276,7 @@ class PoolState:
         self._bill_log(job)
         worn_out = job.deaths >= self.bounds.deaths_max or job.lapses >= self.bounds.lapses_max
         if job.cancel:
-            self._close(rid, now_us, Outcome.CANCELLED, "request_cancelled")
+            self._close(rid, now_us, Outcome.CANCELLED, cancel_code(job.cancel))
             tally.ended += 1
         elif job.log:
             self._close(rid, now_us, Outcome.FAILED, "worker_lost")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.conformance.build import case, chat, completion, get, message, raw, wire
-from infra.conformance.case import Answer, Case, Check, Http, Kind, Seen, Step, Wrong
+from infra.conformance.case import SLOW_SECONDS, Answer, Case, Check, Http, Kind, Seen, Step, Wrong
 from infra.conformance.checks import answered, any_of, has_header, is_json, refused, turned_away_or
 from infra.conformance.parse import parse_events
 from infra.conformance.stream_checks import (
@@ -26,12 +26,12 @@ _STREAM = "OpenAI API reference: streaming"
 _SSE = "WHATWG HTML 9.2: server-sent events"
 _USAGE = {"include_usage": True}
 _BODY = b'{"model":"<MODEL>","messages":[{"role":"user","content":"Count to fifty."}],"max_tokens":24,"stream":true}'
-_LONG_BODY = _BODY.replace(b":24", b":400")
+_LONG_BODY = _BODY.replace(b":24", b":120")
 
 
 # A fast engine on a busy machine may be done before its first token is read; not each time.
 _LONG = wire(
-    message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=180.0
+    message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=SLOW_SECONDS
 )
 _THRICE = (_LONG, _LONG, _LONG)
 
@@ -213,7 +213,7 @@ KIND = Kind(
             "in pieces",
             _THRICE,
             many_pieces,
-            must="more than two pieces for 400 tokens, one time of three",
+            must="more than two pieces for 120 tokens, one time of three",
             source="channels#1761, daphne#413",
         ),
         _of(
@@ -232,7 +232,8 @@ KIND = Kind(
         _of(
             "to an HTTP/1.0 client",
             wire(
-                message("POST <V1>/chat/completions HTTP/1.0", "Content-Length: <LENGTH>", body=_BODY), deadline=180.0
+                message("POST <V1>/chat/completions HTTP/1.0", "Content-Length: <LENGTH>", body=_BODY),
+                deadline=SLOW_SECONDS,
             ),
             _not_chunked_in_old_http,
             must="not chunked, ended by closing",

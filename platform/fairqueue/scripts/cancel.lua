@@ -17,7 +17,7 @@ if j[1] == 'ended' or j[1] == 'settled' then
 end
 if ARGV[3] ~= '' and ARGV[3] ~= j[2] then return 'stale' end
 if j[1] == 'queued' then
-  close(rid, now, 'cancelled', '', 'request_cancelled')
+  close(rid, now, 'cancelled', '', code_of(ARGV[4]))
   return 'ended'
 end
 if (j[5] or '') == '' then

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Group, User
+from django.core.management.sql import emit_post_migrate_signal
 from django.test import Client
 from django.urls import reverse
 from redis import Redis
@@ -139,6 +140,12 @@ class TestGroups:
         seed_demo()  # migrates
         after = {group.name: set(group.permissions.values_list("codename", flat=True)) for group in Group.objects.all()}
         assert after == before
+
+    def test_come_back_after_every_table_was_emptied(self, db: None, wired: Redis) -> None:
+        held = set(Group.objects.values_list("name", "permissions__codename"))
+        Group.objects.all().delete()
+        emit_post_migrate_signal(verbosity=0, interactive=False, db="default")  # as `manage.py flush` ends
+        assert set(Group.objects.values_list("name", "permissions__codename")) == held
 
     def test_no_role_touches_users_roles_second_factors_or_sessions(self, db: None, wired: Redis) -> None:
         held = set(Group.objects.values_list("permissions__content_type__app_label", flat=True))

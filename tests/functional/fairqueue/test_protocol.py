@@ -358,6 +358,17 @@ class TestAck:
         assert decode_mailbox(message["data"]) == [Ended(request_id="r1", epoch="", last_seq=0, final=final)]
         assert (final.status, final.error_code) == (499, "request_cancelled")
 
+    @pytest.mark.parametrize("running", [False, True], ids=["queued", "running"])
+    async def test_names_the_revocation_that_cancelled_it(self, pool, bounds, running: bool) -> None:
+        await pool.enqueue("r1")
+        if running:  # by a worker that dies before it ends it
+            await pool.claim()
+        await pool.queue.cancel(request_id="r1", generation=None, reason="revoked")
+        pool.advance(ms=bounds.lease_ms)
+        await pool.queue.reap(limit=10)
+        [record] = await pool.queue.unsettled(older_than_ms=0, limit=10)
+        assert (record.outcome, record.error_code) == ("cancelled", "key_revoked")
+
     async def test_leaves_log_and_request_for_their_time(self, pool, bounds) -> None:
         await pool.enqueue("r1")
         claim = await pool.claim()

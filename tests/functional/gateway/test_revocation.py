@@ -69,7 +69,7 @@ class TestRunning:
         assert error_of(content)["code"] == "key_revoked"
         assert b"[DONE]" not in content
         assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
-        await gateway.worker.end(claim, last_seq=2, outcome=Outcome.CANCELLED, finish="", error="request_cancelled")
+        await gateway.worker.end(claim, last_seq=2, outcome=Outcome.CANCELLED, finish="", error="key_revoked")
         hold = await gateway.services.redis.hgetall(f"w:{{t:acme}}:hold:{claim.ticket.request_id}")
         billed = claim.ticket.prompt_tokens * PRICE.input_nano + 2 * PRICE.output_nano
         assert (hold[b"st"], hold[b"cost"]) == (b"settled", str(billed).encode())

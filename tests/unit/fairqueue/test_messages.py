@@ -74,6 +74,7 @@ class TestFinalOf:
             (b"ok", b"", 200, ""),
             (b"guardrail", b"", 200, "content_policy_violation"),
             (b"cancelled", b"", 499, "request_cancelled"),
+            (b"cancelled", b"key_revoked", 401, "key_revoked"),
             (b"expired", b"deadline_exceeded", 504, "deadline_exceeded"),
             (b"failed", b"dead_letter", 502, "dead_letter"),
             (b"failed", b"engine_error", 502, "engine_error"),

@@ -53,6 +53,13 @@ class TestFailureOf:
         assert error is not None
         assert error.param is None
 
+    def test_tells_of_a_revoked_key_as_the_next_request_will(self) -> None:
+        error = failure_of(final(outcome=Outcome.CANCELLED, status=401, error_code="key_revoked", error_message="x"))
+        assert error is not None
+        assert error_object(error)["error"] | {"message": ""} == {
+            "message": "", "type": "authentication_error", "param": "Authorization", "code": "key_revoked",
+        }  # fmt: skip
+
     def test_is_none_for_a_whole_answer(self) -> None:
         assert failure_of(final()) is None
 

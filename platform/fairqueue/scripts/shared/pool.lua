@@ -287,6 +287,9 @@ local function bury(rid, now_ms)
     'lapses', j[4], 'losses', j[5], 'ticket', j[6], 'body', j[7], 'at_ms', now_ms)
 end
 
+-- The error code of a request that was cancelled for this reason.
+local function code_of(reason) return reason == 'revoked' and 'key_revoked' or 'request_cancelled' end
+
 -- The attempt of a running request is over without an end. why: 'lapse' and 'death' count and leave evidence,
 -- 'back' (handed back, or a claim whose reply was lost) does not. Returns 'ended', 'dead' or 'requeued'.
 local function give_up(rid, now_us, why, lapses_max, deaths_max)
@@ -304,7 +307,7 @@ local function give_up(rid, now_us, why, lapses_max, deaths_max)
   end
   bill_log(rid)
   if cancel and cancel ~= '' then
-    close(rid, now_us, 'cancelled', '', 'request_cancelled')
+    close(rid, now_us, 'cancelled', '', code_of(cancel))
     return 'ended'
   end
   if int(last_seq) ~= 0 then
