@@ -163,5 +163,5 @@ def failure_of(final: Final) -> WeirError | None:
         code=final.error_code or "engine_error",
         status=status,
         kind=_TYPE_OF_STATUS.get(status, "api_error"),
-        param=final.error_param or None,
+        param=final.error_param or ("Authorization" if status == 401 else None),
     )
