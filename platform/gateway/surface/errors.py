@@ -79,7 +79,12 @@ _PART: dict[type[WeirError], str] = {
 }
 _PARAM_MAX = 256
 _MESSAGE_MAX = 1_024
-_TYPE_OF_STATUS = {400: "invalid_request_error", 401: "authentication_error", 499: "cancelled_error", 504: "timeout_error"}
+_TYPE_OF_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    499: "cancelled_error",
+    504: "timeout_error",
+}
 
 
 def status_of(error: WeirError) -> int:
