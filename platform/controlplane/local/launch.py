@@ -115,6 +115,7 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool, until_p
         return 130
     finally:
         layout.supervisor_file.unlink(missing_ok=True)
+        layout.remove_short_path()
         os.close(lock)
 
 

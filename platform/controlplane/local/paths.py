@@ -102,9 +102,13 @@ class Layout:
 
     def remove(self) -> None:
         """Removes the state directory and the short path to it."""
+        self.remove_short_path()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def remove_short_path(self) -> None:
+        """Nothing that is stopped needs it; `make` brings it back."""
         if self.home != self.state:
             self.home.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
 
     def _link_home(self) -> None:
         """The short path is a link of ours; somebody else's file of that name is refused, not followed."""
