@@ -8,6 +8,7 @@ every second), from one client process. Parts:
 - peer: the same cycle on a bare Streams consumer group by the same client with as many calls: no fairness, no fence,
   no lease, no bound, no record of use. What the promises cost.
 - wake: a worker sleeps in its blocking pop, a request is queued; the time until the worker holds it, both calls in it.
+- idle (`idle`): the same among 10,000 workers that sleep, and what these cost the store while nothing happens.
 - memory: what the store grows by for each request that waits.
 
 Invariant: a claim, a step or an end that does not do what the cycle needs fails the run.
@@ -30,6 +31,7 @@ from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue.messages import Final, StepEntry
 from fairqueue.queue import FairQueue, QueueBounds
+from infra.bench import idle
 from infra.bench.output import Measure
 from infra.bench.stats import describe, median, percentile
 from stores.redis import Client
@@ -77,12 +79,14 @@ class Plan:
     workers: int = 4
     slots: int = 8
     wakes: int = 500
+    idle_workers: int = 10_000
+    idle_seconds: float = 10.0
     queued: int = 10_000
 
     @property
     def steps(self) -> int:
         """How many parts the plan has, for the progress bar."""
-        return len(TENANTS) + (1 + self.rounds) * (len(TENANTS) + 1) + 2
+        return len(TENANTS) + (1 + self.rounds) * (len(TENANTS) + 1) + 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class Found:
     cycles: dict[int, list[float]] = field(default_factory=lambda: {tenants: [] for tenants in TENANTS})
     peer: list[float] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
+    idle: idle.Idle | None = None
     bytes_each: float = 0.0
 
 
@@ -116,8 +121,8 @@ def final_of(request_id: str) -> Final:
 class Side:
     """One pool, with a request of each tenant waiting behind those that are served."""
 
-    def __init__(self, redis: Client, *, tenants: int) -> None:
-        self.queue = FairQueue(redis, f"bench{tenants}", BOUNDS)
+    def __init__(self, redis: Client, *, tenants: int, pool: str = "") -> None:
+        self.queue = FairQueue(redis, pool or f"bench{tenants}", BOUNDS)
         self._names = (f"tenant{number % tenants}" for number in count())
 
     async def enqueue(self) -> None:
@@ -228,6 +233,12 @@ async def run(*, redis: Client, plan: Plan, advance: Callable[[int], None]) -> F
             found.peer.append(rate)
     found.wakes = await _wakes(redis, plan.wakes)
     advance(1)
+    crowded = Side(redis, pool="crowded", tenants=1)
+    found.idle = await idle.measure(
+        redis, crowded.queue, workers=plan.idle_workers, seconds=plan.idle_seconds, samples=plan.wakes,
+        enqueue=crowded.enqueue,
+    )  # fmt: skip
+    advance(1)
     return found
 
 
@@ -303,15 +314,22 @@ def measures(found: Found) -> list[Measure]:
         )
         for tenants in TENANTS
     ]  # fmt: skip
-    wake = percentile([seconds * 1_000 for seconds in found.wakes], percent=99)
+    assert found.idle is not None
+    case = {"idle_workers": found.idle.workers}
     return [
         *lines,
-        Measure(bench=NAME, case={"idle_workers": 1}, metric="wakeup_p99_ms", value=wake, unit="ms"),
+        Measure(bench=NAME, case={"idle_workers": 1}, metric="wakeup_p99_ms", value=_p99_ms(found.wakes), unit="ms"),
+        Measure(bench=NAME, case=case, metric="wakeup_p99_ms", value=_p99_ms(found.idle.wakes), unit="ms"),
+        Measure(bench=NAME, case=case, metric="idle_cpu", value=found.idle.cpu, unit="cores"),
         Measure(
             bench=NAME, case={"body_bytes": len(BODY)}, metric="bytes_per_queued_request", value=found.bytes_each,
             unit="bytes",
         ),
     ]  # fmt: skip
+
+
+def _p99_ms(seconds: Sequence[float]) -> float:
+    return percentile([each * 1_000 for each in seconds], percent=99)
 
 
 def flatness(found: Found) -> float:
@@ -332,7 +350,11 @@ def verdict_rows(found: Found, lines: Sequence[Measure]) -> list[tuple[str, str]
             name = f"cycles_per_s tenants={line.case['tenants']}"
             rows.append((name, _verdict(line.value, CYCLES_AIM, line.value >= CYCLES_AIM)))
         elif line.metric == "wakeup_p99_ms":
-            rows.append((line.metric, _verdict(line.value, WAKE_P99_AIM_MS, line.value <= WAKE_P99_AIM_MS)))
+            name = f"{line.metric} idle_workers={line.case['idle_workers']}"
+            rows.append((name, _verdict(line.value, WAKE_P99_AIM_MS, line.value <= WAKE_P99_AIM_MS)))
+        elif line.metric == "idle_cpu":
+            name = f"CPU of the store, {line.case['idle_workers']} idle workers"
+            rows.append((name, f"{line.value:.4f} cores"))
     spread = flatness(found)
     rows.append(("quickest over slowest", _verdict(spread, FLAT_AIM, spread <= FLAT_AIM)))
     return rows

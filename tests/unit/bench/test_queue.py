@@ -2,6 +2,7 @@
 
 import pytest
 
+from infra.bench.idle import Idle
 from infra.bench.queue import PEER, TENANTS, Found, Plan, flatness, measures, verdict_rows
 
 
@@ -13,6 +14,7 @@ def found() -> Found:
         cycles=rates,
         peer=[3_000.0, 3_200.0, 9_000.0],
         wakes=[0.001] * 99 + [0.5],
+        idle=Idle(workers=10_000, cpu=0.02, wakes=[0.001] * 100),
         bytes_each=2_500,
     )
 
@@ -26,9 +28,11 @@ class TestMeasures:
         assert lines[0].ratio == pytest.approx(0.5)
 
     def test_give_the_slow_wakes_and_the_memory(self, found: Found) -> None:
-        lines = {line.metric: line for line in measures(found)}
-        assert lines["wakeup_p99_ms"].value > 1.0
-        assert lines["bytes_per_queued_request"].value == 2_500
+        lines = {(line.metric, line.case.get("idle_workers")): line.value for line in measures(found)}
+        assert lines["wakeup_p99_ms", 1] > 1.0
+        assert lines["wakeup_p99_ms", 10_000] == 1.0
+        assert lines["idle_cpu", 10_000] == 0.02
+        assert lines["bytes_per_queued_request", None] == 2_500
 
 
 class TestFlatness:
@@ -46,4 +50,4 @@ class TestVerdicts:
 
 class TestPlan:
     def test_counts_its_steps_for_the_bar(self) -> None:
-        assert Plan(rounds=2).steps == 3 + 3 * 4 + 2
+        assert Plan(rounds=2).steps == 3 + 3 * 4 + 3
