@@ -4,7 +4,9 @@ Used by the gateway (mailbox entries, log slices), the worker (step entries, abo
 Invariant: a usage record is revived from the stream and from the job by the same function, so both say the same.
 """
 
-from collections.abc import Iterable, Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -81,7 +83,8 @@ class StepEntry:
     """What one engine step did for one request. `counts` and `delivered_tokens` are cumulative for the attempt.
 
     `frames` may be empty (prefill that moves on); `first_seq` is then the seq of the next frame. `progressed` extends
-    the lease.
+    the lease. `ids`: for each frame the token ids that came with it (`pack_ids`), where another worker could go on with
+    the request; else none.
     """
 
     request_id: str
@@ -91,6 +94,7 @@ class StepEntry:
     counts: TokenCounts
     delivered_tokens: int
     progressed: bool
+    ids: Sequence[bytes] = ()
 
 
 class AbortReason(StrEnum):
@@ -335,6 +339,24 @@ def pack_verdicts(verdicts: Iterable[str]) -> bytes:
     lines = list(verdicts)
     packed: bytes = msgpack.packb(lines) if lines else b""
     return packed
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids as the log keeps them: little-endian words of four bytes. Raises OverflowError."""
+    words = array("I", ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Raises WireError for a part of a word."""
+    if len(data) % 4:
+        raise WireError(f"{len(data)} bytes are not token ids")
+    words = array("I", data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tolist()
 
 
 def without_body(ticket: Ticket) -> Ticket:

@@ -22,6 +22,7 @@ from fairqueue.messages import (
     StepReply,
     Wait,
     cancel_code,
+    unpack_ids,
 )
 from fairqueue.model_state import Job, Lane, Look, PoolState, Tally, kv_need, owner
 
@@ -270,6 +271,9 @@ class PoolModel(PoolState):
             return AbortReason.LOG_FULL
         if entry.counts.completion < job.counts.completion or (entry.frames and not fresh):
             return None
+        if fresh and len(entry.ids) == len(entry.frames) and job.ids_seq == len(job.log):
+            job.ids += b"".join(entry.ids[known:])
+            job.ids_seq += len(fresh)
         job.log += fresh
         job.log_bytes, job.counts, job.delivered = size, entry.counts, entry.delivered_tokens
         self._tick(job, now_ms)
@@ -324,6 +328,12 @@ class PoolModel(PoolState):
         job.state = JobState.SETTLED
         del self.unsettled[request_id]
         return True
+
+    def read_ids(self, *, request_id: str, fence: str) -> list[int] | None:
+        job = self.jobs.get(request_id)
+        if job is None or job.state != JobState.RUNNING or job.fence != fence:
+            return None
+        return unpack_ids(job.ids)
 
     def cancel(self, *, now_us: int, request_id: str, generation: int | None, reason: str) -> CancelReply:
         job = self.jobs.get(request_id)

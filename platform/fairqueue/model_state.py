@@ -3,7 +3,7 @@
 Called by `model` only; it mirrors scripts/shared/pool.lua function by function. Invariant: every end passes `_close`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contracts.jobs import ServiceClass, Ticket
 from contracts.outcomes import JobState, Outcome
@@ -36,6 +36,8 @@ class Job:
     queue_us: int = 0
     log: list[bytes] = field(default_factory=list)
     log_bytes: int = 0
+    ids: bytes = b""  # token ids of what was released, words of four bytes
+    ids_seq: int = 0  # the log is covered by them up to here
     counts: TokenCounts = NOTHING
     delivered: int = 0
     paid: int = 0
@@ -249,6 +251,7 @@ class PoolState:
             job.queue_us += max(now_us - job.since_us, 0)
         job.state, job.outcome, job.error = JobState.ENDED, outcome.value, error
         blocked, job.blocking = job.blocking, False
+        job.ids = b""
         self.usage.append(rid)
         self.unsettled[rid] = now_us // 1000
         self._charge(job, job.spent)
@@ -267,6 +270,12 @@ class PoolState:
             reasoning=min(job.counts.reasoning, completion),
         )
 
+    def _carry_over(self, job: Job, now_ms: int) -> None:
+        completion = min(job.counts.completion, len(job.ids) // 4)
+        job.counts = replace(job.counts, completion=completion, reasoning=min(job.counts.reasoning, completion))
+        job.delivered = completion
+        job.expires_ms = max(job.expires_ms, now_ms + job.expires_ms - job.since_us // 1000)
+
     def _give_up(self, rid: str, now_us: int, why: str, tally: Tally) -> None:
         job = self.jobs[rid]
         job.lapses += why == "lapse"
@@ -278,7 +287,7 @@ class PoolState:
         if job.cancel:
             self._close(rid, now_us, Outcome.CANCELLED, cancel_code(job.cancel))
             tally.ended += 1
-        elif job.log:
+        elif len(job.log) != job.ids_seq:  # not all that was released can be replayed
             self._close(rid, now_us, Outcome.FAILED, "worker_lost")
             tally.ended += 1
         elif why != "back" and worn_out:
@@ -286,6 +295,8 @@ class PoolState:
             self._close(rid, now_us, Outcome.FAILED, "dead_letter")
             tally.dead += 1
         else:
+            if job.log:
+                self._carry_over(job, now_us // 1000)
             job.state, job.fence, job.worker, job.since_us = JobState.QUEUED, "", "", now_us
             self._charge(job, job.spent)
             self._changed(now_us // 1000)

@@ -31,6 +31,7 @@ from fairqueue.messages import (
     StepReply,
     Wait,
     pack_verdicts,
+    unpack_ids,
     without_body,
 )
 from fairqueue.policy import QueueBounds
@@ -239,7 +240,8 @@ class FairQueue:
     async def hand_back(self, *, worker_id: str, request_id: str, fence: str) -> bool:
         """Give a claimed request back (drain): no death, no lapse. False: the fence is stale.
 
-        A request with released frames ends FAILED (`worker_lost`), billed for what its log holds.
+        One with released frames goes on at another worker if all of them came with their token ids; else it ends
+        FAILED (`worker_lost`), billed for what its log holds.
         """
         return bool(await self._run("hand_back", worker_id, request_id, fence))
 
@@ -269,6 +271,11 @@ class FairQueue:
     async def read_log(self, *, request_id: str, after_seq: int, limit: int) -> LogSlice | None:
         """Up to `limit` released frames after `after_seq`. None: unknown, or dropped after its time."""
         return replies.log_slice(await self._run("read_log", request_id, after_seq, limit), after_seq=after_seq)
+
+    async def read_ids(self, *, request_id: str, fence: str) -> list[int] | None:
+        """Token ids of what earlier attempts released, for the worker that goes on. None: the fence is stale."""
+        packed = await self._run("read_ids", request_id, fence)
+        return None if packed is None else unpack_ids(packed)
 
     async def status(self, *, request_id: str) -> JobStatus | None:
         return replies.job_status(await self._run("status", request_id), request_id=request_id)
@@ -308,4 +315,5 @@ def _packed(entry: StepEntry) -> list[Any]:
         policy.input_service(counts),
         policy.output_service(counts.completion),
         entry.progressed,
+        list(entry.ids),
     ]

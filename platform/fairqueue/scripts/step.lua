@@ -1,6 +1,6 @@
 -- step.lua: log and publish what one engine step released, extend leases, charge ticks, say what to abort.
 -- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
--- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 lease_ms int | 4 tick_tokens int | 5 tick_ms int | 6 log_bytes_max int | 7 holding_margin_ms int | 8 holding msgpack list of request ids | 9 entries msgpack list of {request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in milli-tokens, out milli-tokens, progressed}
+-- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 lease_ms int | 4 tick_tokens int | 5 tick_ms int | 6 log_bytes_max int | 7 holding_margin_ms int | 8 holding msgpack list of request ids | 9 entries msgpack list of {request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in milli-tokens, out milli-tokens, progressed, ids}
 -- RETURNS {{request_id, reason, request_id, reason...}, {stale request_id...}}.
 -- ATOMIC: a worker whose fence is stale writes nothing; a frame is logged, counted and published once.
 
@@ -35,6 +35,15 @@ local function append(rid, frames)
   end
 end
 
+-- Token ids of what was released, while every frame of the log has come with its own. Only then another worker can go on.
+-- Returns the seq up to which the log is covered.
+local function keep_ids(rid, ids, frames, known, covered, last)
+  if #ids ~= #frames or covered ~= last then return covered end
+  local fresh = table.concat(ids, '', known + 1)
+  if fresh ~= '' then redis.call('APPEND', prefix .. 'ids:' .. rid, fresh) end
+  return last + #frames - known
+end
+
 -- Charges up to the cumulative service of the attempt. The first charge corrects the prepaid input by what was cached.
 local function tick(writes, e, tenant, class, weight, paid, spent, pre_out, charged_tokens, charged_ms)
   local completion = e[7]
@@ -54,13 +63,14 @@ local function tick(writes, e, tenant, class, weight, paid, spent, pre_out, char
   lead = lead + led(lane, paid, target, weight)
 end
 
--- e: request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in, out, progressed.
+-- e: request_id, fence, first_seq, frames, prompt, cached, completion, reasoning, delivered, in, out, progressed, and ids,
+-- which are the token ids of each frame as little-endian words of four bytes; none where the request could not go on.
 local function write(e)
   local rid, job, frames = e[1], job_key(e[1]), e[4]
   local state, fence, owner, last, log_bytes, mailbox, prompt, cached, completion, reasoning, tenant, weight, paid, spent,
-    pre_out, charged_tokens, charged_ms, class = unpack(redis.call('HMGET', job, 'state', 'fence', 'worker', 'last_seq',
+    pre_out, charged_tokens, charged_ms, class, covered = unpack(redis.call('HMGET', job, 'state', 'fence', 'worker', 'last_seq',
     'log_bytes', 'mailboxes', 'prompt', 'cached', 'completion', 'reasoning', 'tenant', 'weight', 'paid', 'spent',
-    'pre_out', 'charged_tokens', 'charged_ms', 'class'))
+    'pre_out', 'charged_tokens', 'charged_ms', 'class', 'ids_seq'))
   if state ~= 'running' or fence ~= e[2] then
     stale[#stale + 1] = rid
     return abort(rid, 'fence')
@@ -85,6 +95,8 @@ local function write(e)
     append(rid, fresh)
     publish_later(mailbox, {'f', rid, e[2], last + 1, fresh})
     writes[5], writes[6], writes[7], writes[8] = 'last_seq', last + #fresh, 'log_bytes', size
+    local upto = keep_ids(rid, e[13], frames, known, int(covered), last)
+    if upto ~= int(covered) then writes[9], writes[10] = 'ids_seq', upto end
   end
   -- The prompt's counts are the same at almost every step.
   if e[5] ~= int(prompt) or e[6] ~= int(cached) or e[8] ~= int(reasoning) then

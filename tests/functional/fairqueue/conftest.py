@@ -13,7 +13,7 @@ from contracts.jobs import Claim, Ticket, Timings, UsageRecord
 from contracts.outcomes import Outcome
 from contracts.tokens import TokenCounts
 from fairqueue.keys import PoolKeys
-from fairqueue.messages import Enqueued, StepEntry, StepReply, Wait, final_of, usage_from_stream
+from fairqueue.messages import Enqueued, StepEntry, StepReply, Wait, final_of, pack_ids, usage_from_stream
 from fairqueue.queue import FairQueue, QueueBounds
 from stores.redis import open_redis
 from tests.factories.jobs import make_ticket
@@ -88,6 +88,7 @@ class Pool:
         cached: int = 0,
         progressed: bool = True,
         holding: Sequence[str] | None = None,
+        ids: Sequence[Sequence[int]] = (),
     ) -> StepReply:
         tokens = first_seq - 1 + len(frames) if completion is None else completion
         entry = StepEntry(
@@ -98,6 +99,7 @@ class Pool:
             counts=TokenCounts(prompt=claim.ticket.prompt_tokens, cached=cached, completion=tokens),
             delivered_tokens=tokens,
             progressed=progressed,
+            ids=[pack_ids(those) for those in ids],
         )
         held = [claim.ticket.request_id] if holding is None else holding
         return await self.queue.step(worker_id=worker, entries=[entry], holding=held)

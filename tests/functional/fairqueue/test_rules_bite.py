@@ -170,6 +170,64 @@ async def wake_of_a_dead_worker_is_passed_on(pool: Pool) -> bool:
     return await pool.woken("b") and not await pool.woken("a")
 
 
+async def plain_request_goes_on(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.step(await pool.claim(), [b"one"], ids=[[1]])
+    await _lapse(pool)
+    return await pool.state("r1") == "queued"
+
+
+async def frame_without_ids_is_never_continued(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await pool.step(claim, [b"one"])
+    await pool.step(claim, [b"two"], first_seq=2, ids=[[2]])
+    await _lapse(pool)
+    return await pool.state("r1") == "ended"
+
+
+async def ids_of_a_repeated_frame_are_kept_once(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await pool.step(claim, [b"one", b"two"], ids=[[1], [2]])
+    await pool.step(claim, [b"two", b"three"], first_seq=2, ids=[[2], [3]])
+    return await pool.queue.read_ids(request_id="r1", fence=claim.fence) == [1, 2, 3]
+
+
+async def token_that_is_generated_again_is_billed_once(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    await pool.step(await pool.claim(), [b"one"], completion=2, ids=[[1]])
+    await _lapse(pool)
+    await pool.queue.cancel(request_id="r1", generation=None, reason="cancelled")
+    [record] = await pool.usage()
+    return record.counts.completion == 1
+
+
+async def continued_request_may_wait_as_long_again(pool: Pool) -> bool:
+    await pool.enqueue("r1", expires_in=6_000)
+    await pool.step(await pool.claim(), [b"one"], ids=[[1]])
+    await _lapse(pool)
+    await pool.queue.reap(limit=9)
+    return await pool.state("r1") == "queued"
+
+
+async def stale_attempt_reads_no_ids(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await pool.step(claim, [b"one"], ids=[[1]])
+    await _lapse(pool)
+    await pool.claim(worker="other")
+    return await pool.queue.read_ids(request_id="r1", fence=claim.fence) is None
+
+
+async def ended_request_keeps_no_ids(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    claim = await pool.claim()
+    await pool.step(claim, [b"one"], ids=[[1]])
+    await pool.end(claim, last_seq=1)
+    return not await pool.redis.exists(pool.queue.keys.prefix + "ids:r1")
+
+
 async def _lapse(pool: Pool) -> None:
     pool.advance(ms=6_000)
     await pool.queue.reap(limit=9)
@@ -201,6 +259,23 @@ RULES = (
     Rule(lapses_are_no_deaths, "reap", "if why == 'death' then", "if true then"),
     Rule(stale_fence_writes_nothing, "step", "state ~= 'running' or fence ~= e[2]", "state ~= 'running'"),
     Rule(log_names_the_fence_that_wrote_it, "claim", "'epoch', fence, 'worker'", "'epoch', 'none', 'worker'"),
+    Rule(plain_request_goes_on, "reap", "if int(last_seq) ~= int(ids_seq) then", "if int(last_seq) ~= 0 then"),
+    Rule(frame_without_ids_is_never_continued, "step", "or covered ~= last then", "then"),
+    Rule(ids_of_a_repeated_frame_are_kept_once, "step", "table.concat(ids, '', known + 1)", "table.concat(ids)"),
+    Rule(
+        token_that_is_generated_again_is_billed_once,
+        "reap",
+        "completion = math.min(int(completion), ids)",
+        "completion = int(completion)",
+    ),
+    Rule(
+        continued_request_may_wait_as_long_again,
+        "reap",
+        "math.max(int(expires_ms), now_ms + int(expires_ms) - ms(int(since_us)))",
+        "int(expires_ms)",
+    ),
+    Rule(stale_attempt_reads_no_ids, "read_ids", "if j[1] ~= 'running' or j[2] ~= ARGV[3] then return nil end"),
+    Rule(ended_request_keeps_no_ids, "end", "if ids_seq then redis.call('DEL', prefix .. 'ids:' .. rid) end"),
     Rule(ack_sends_the_final_frame, "ack", "redis.call('PUBLISH', box, message)"),
     Rule(
         request_outlives_its_enqueue_deadline,

@@ -28,6 +28,7 @@ JOB_FIELDS = [
     "queue_us",
     "outcome",
     "error",
+    "ids_seq",
 ]
 
 
@@ -44,6 +45,7 @@ NUMBERS = {
     "deaths",
     "lapses",
     "queue_us",
+    "ids_seq",
 }
 
 
@@ -76,6 +78,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
     for rid in rids:
         pipe.hmget(f"{prefix}job:{rid}", JOB_FIELDS)
         pipe.lrange(f"{prefix}out:{rid}", 0, -1)
+        pipe.get(f"{prefix}ids:{rid}")
     replies = await pipe.execute()
     lanes = [replies[:3], replies[3:6]]
     idle, wakes, unsettled, lease, expiry, meta, warm, loads, usage, dead, tombs, *jobs = replies[6:]
@@ -108,6 +111,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         "usage": [usage_from_stream(fields).request_id for _, fields in usage],
         "dead": [fields[b"request"].decode() for _, fields in dead],
         "tombs": {key.decode().rsplit(":", 1)[1] for key in tombs},
-        "jobs": {rid: _fields(values) for rid, values in zip(rids, jobs[::2], strict=True)},
-        "logs": dict(zip(rids, jobs[1::2], strict=True)),
+        "jobs": {rid: _fields(values) for rid, values in zip(rids, jobs[::3], strict=True)},
+        "logs": dict(zip(rids, jobs[1::3], strict=True)),
+        "ids": {rid: ids or b"" for rid, ids in zip(rids, jobs[2::3], strict=True)},
     }

@@ -25,7 +25,7 @@ from contracts.jobs import Claim, ServiceClass, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
-from fairqueue.messages import Final, StepEntry, Wait, without_body
+from fairqueue.messages import Final, StepEntry, Wait, pack_ids, without_body
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from fairqueue.replies import FULL_TEXT
@@ -244,6 +244,7 @@ class PoolMachine(RuleBasedStateMachine):
         progressed=st.booleans(),
         holds=st.booleans(),
         bystander=st.booleans(),
+        replayed=st.sampled_from([True, True, False]),
     )
     def step(
         self,
@@ -256,6 +257,7 @@ class PoolMachine(RuleBasedStateMachine):
         progressed: bool,
         holds: bool,
         bystander: bool,
+        replayed: bool = True,
     ) -> None:
         claim, worker, _ = held
         job = self.model.jobs[claim.ticket.request_id]
@@ -269,6 +271,7 @@ class PoolMachine(RuleBasedStateMachine):
             counts=TokenCounts(prompt=prompt, cached=min(cached, prompt), completion=completion),
             delivered_tokens=max(completion - withheld, 0),
             progressed=progressed,
+            ids=[pack_ids([seq, tokens]) for seq in range(len(frames))] if replayed else [],
         )
         holding = [claim.ticket.request_id] if holds else []
         if bystander:
@@ -350,6 +353,11 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.cancel(ticket=ticket, generation=None, reason="cancelled")
         return ticket
+
+    @rule(held=claims)
+    def read_ids(self, held: tuple[Claim, str, str]) -> None:
+        named = {"request_id": held[0].ticket.request_id, "fence": held[0].fence}
+        assert self.run(self.queue.read_ids(**named)) == self.model.read_ids(**named)
 
     @rule(held=consumes(claims))
     def hand_back(self, held: tuple[Claim, str, str]) -> None:
@@ -438,8 +446,10 @@ class PoolMachine(RuleBasedStateMachine):
                 "queue_us": str(job.queue_us),
                 "outcome": job.outcome,
                 "error": job.error,
+                "ids_seq": str(job.ids_seq),
             }
             assert state["logs"][rid] == job.log
+            assert state["ids"][rid] == job.ids
         running = {rid: job.lease_ms for rid, job in model.jobs.items() if job.state == JobState.RUNNING}
         assert state["lease"] == running
 

@@ -227,9 +227,9 @@ local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timin
 local function close(rid, now_us, outcome, finish, err, said)
   local job, now_ms = job_key(rid), ms(now_us)
   local state, tenant, worker, spent, paid, bytes, blocking, cancel, prompt, cached, completion, reasoning, delivered,
-    queue_us, since_us, head, attempt, class, need, weight = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
+    queue_us, since_us, head, attempt, class, need, weight, ids_seq = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
     'bytes', 'blk', 'cancel', 'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'queue_us', 'since_us', 'head',
-    'attempt', 'class', 'need', 'weight'))
+    'attempt', 'class', 'need', 'weight', 'ids_seq'))
   local known = {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
   local s, waited, lane, load = said or known, int(queue_us), lane_of(class), load_of(tenant)
   if state == 'queued' then
@@ -260,6 +260,7 @@ local function close(rid, now_us, outcome, finish, err, said)
     'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
     'log_key', s[8])
   redis.call('ZADD', unsettled, now_ms, rid)
+  if ids_seq then redis.call('DEL', prefix .. 'ids:' .. rid) end
   if state == 'queued' or load[lane.runs] == 0 then
     place(lane, tenant, s[9] - int(paid), load[lane.runs])
   elseif s[9] ~= int(paid) then
@@ -290,13 +291,25 @@ end
 -- The error code of a request that was cancelled for this reason.
 local function code_of(reason) return reason == 'revoked' and 'key_revoked' or 'request_cancelled' end
 
+-- A request that goes on at another worker: what it is billed so far is what the next attempt begins with, and it may
+-- wait as long again as when it waited last. Returns when it expires.
+local function carry_over(rid, now_ms, since_us, expires_ms)
+  local ids = math.floor(redis.call('STRLEN', prefix .. 'ids:' .. rid) / 4)
+  local completion, reasoning = unpack(redis.call('HMGET', job_key(rid), 'completion', 'reasoning'))
+  completion = math.min(int(completion), ids)
+  local until_ms = math.max(int(expires_ms), now_ms + int(expires_ms) - ms(int(since_us)))
+  redis.call('HSET', job_key(rid), 'completion', completion, 'delivered', completion,
+    'reasoning', math.min(int(reasoning), completion), 'expires_ms', whole(until_ms))
+  return until_ms
+end
+
 -- The attempt of a running request is over without an end. why: 'lapse' and 'death' count and leave evidence,
 -- 'back' (handed back, or a claim whose reply was lost) does not. Returns 'ended', 'dead' or 'requeued'.
 local function give_up(rid, now_us, why, lapses_max, deaths_max)
   local job, now_ms = job_key(rid), ms(now_us)
   local cancel, last_seq, lapses, deaths, worker, tenant, paid, spent, seq, expires_ms, bytes, attempt, losses, class, need,
-    weight = unpack(redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent', 'seq',
-    'expires_ms', 'bytes', 'attempt', 'losses', 'class', 'need', 'weight'))
+    weight, ids_seq, since_us = unpack(redis.call('HMGET', job, 'cancel', 'last_seq', 'lapses', 'deaths', 'worker', 'tenant', 'paid', 'spent', 'seq',
+    'expires_ms', 'bytes', 'attempt', 'losses', 'class', 'need', 'weight', 'ids_seq', 'since_us'))
   lapses, deaths = int(lapses), int(deaths)
   if why == 'lapse' then lapses = lapses + 1 end
   if why == 'death' then deaths = deaths + 1 end
@@ -310,7 +323,7 @@ local function give_up(rid, now_us, why, lapses_max, deaths_max)
     close(rid, now_us, 'cancelled', '', code_of(cancel))
     return 'ended'
   end
-  if int(last_seq) ~= 0 then
+  if int(last_seq) ~= int(ids_seq) then -- not all that was released can be replayed
     close(rid, now_us, 'failed', '', 'worker_lost')
     return 'ended'
   end
@@ -320,6 +333,7 @@ local function give_up(rid, now_us, why, lapses_max, deaths_max)
     return 'dead'
   end
   local lane, load = lane_of(class), load_of(tenant)
+  if int(last_seq) ~= 0 then expires_ms = carry_over(rid, now_ms, since_us, expires_ms) end
   release(rid, worker, cancel)
   redis.call('HSET', job, 'state', 'queued', 'fence', '', 'worker', '', 'since_us', whole(now_us),
     'paid', whole(int(spent)))
