@@ -470,12 +470,12 @@ class PoolMachine(RuleBasedStateMachine):
         assert ended == set(self.model.usage)
 
 
-def drive_both(url: str, *, examples: int) -> None:
+def drive(machine: type[PoolMachine], url: str, *, examples: int) -> None:
     with asyncio.Runner() as runner:
         redis = open_redis(url)
         try:
             run_state_machine_as_test(
-                lambda: PoolMachine(runner, redis),
+                lambda: machine(runner, redis),
                 settings=settings(
                     max_examples=examples,
                     stateful_step_count=40,
@@ -489,8 +489,8 @@ def drive_both(url: str, *, examples: int) -> None:
 
 class TestScripts:
     def test_do_what_the_model_does_under_any_order_of_calls(self, valkey_url: str) -> None:
-        drive_both(valkey_url, examples=25)
+        drive(PoolMachine, valkey_url, examples=25)
 
     def test_do_so_on_a_cluster_whose_pools_are_on_any_node(self, cluster: Cluster) -> None:
         cluster.empty()
-        drive_both(cluster.url_of("any"), examples=10)
+        drive(PoolMachine, cluster.url_of("any"), examples=10)
