@@ -107,17 +107,23 @@ class Relay:
             self._epochs.add(entry.epoch)
             frames = entry.frames[self._sent + 1 - entry.first_seq :]
             return self._advance(entry.epoch, frames) if frames else None
-        elif isinstance(entry, Ended) and entry.last_seq == self._sent:
+        elif isinstance(entry, Ended) and entry.last_seq == self._sent and self._knows(entry.epoch):
             self.epoch, self.final = entry.epoch, entry.final
         else:  # a gap, a resync, an end past what was seen, or a writer that may not continue what was sent
             self._behind = True
         return None
 
     def _continues(self, entry: Released) -> bool:
-        """Whether an entry follows what was sent. A writer not seen before must begin right after it."""
-        if entry.epoch in self._epochs:
-            return entry.first_seq <= self._sent + 1
-        return entry.first_seq == self._sent + 1
+        """Whether an entry follows what was sent. One of another writer than before is left to the log.
+
+        That it begins right after what was sent proves nothing: a failover may have lost the end of what was sent, and
+        the mailbox what the writer put in its place. So each new writer costs one look, which compares.
+        """
+        return self._knows(entry.epoch) and entry.first_seq <= self._sent + 1
+
+    def _knows(self, epoch: str) -> bool:
+        """Whether what this writer continues is what was sent: by the log, or because nothing was."""
+        return epoch in self._epochs or self._sent == 0
 
     def _advance(self, epoch: str, frames: list[bytes]) -> Batch:
         batch = Batch(epoch=epoch, first_seq=self._sent + 1, frames=frames)

@@ -134,7 +134,7 @@ class TestRelay:
 
     async def test_continues_with_another_attempt_that_begins_right_after(self) -> None:
         inbox = inbox_of(released(1, *FRAMES[:3]), released(4, *FRAMES[3:], epoch="2-b"), ended(6, epoch="2-b"))
-        relay = Relay(queue=Log(FRAMES), inbox=inbox)
+        relay = Relay(queue=Log(FRAMES, epoch="2-b"), inbox=inbox)
         assert await read(relay) == WHOLE
         assert relay.epoch == "2-b"
 
@@ -143,6 +143,28 @@ class TestRelay:
         inbox = inbox_of(released(1, *FRAMES[:4]), released(3, b"x3", b"x4", epoch="2-b"), ended(4, epoch="2-b"))
         with pytest.raises(StreamDiverged):
             await read(Relay(queue=log, inbox=inbox))
+
+    async def test_refuses_another_attempt_that_seems_to_begin_right_after_because_its_beginning_was_lost(self) -> None:
+        """A failover lost the last two frames; the next attempt wrote its own, and the messages with them were lost."""
+        log = Log([b"f1", b"f2", b"x3", b"x4", b"x5"], epoch="2-b")
+        inbox = inbox_of(released(1, *FRAMES[:4]), released(5, b"x5", epoch="2-b"), ended(5, epoch="2-b"))
+        with pytest.raises(StreamDiverged):
+            await read(Relay(queue=log, inbox=inbox))
+
+    async def test_compares_the_log_once_for_each_attempt(self) -> None:
+        log = Log(FRAMES[:4], epoch="2-b")
+        inbox = inbox_of(released(1, *FRAMES[:3]), released(4, b"f4", epoch="2-b"), released(5, b"f5", epoch="2-b"))
+        inbox.put(released(6, b"f6", epoch="2-b"))
+        inbox.put(ended(6, epoch="2-b"))
+        relay = Relay(queue=log, inbox=inbox)  # type: ignore[arg-type]
+        assert await read(relay) == WHOLE
+        assert (log.reads, relay.epoch) == (1, "2-b")
+
+    async def test_refuses_the_end_of_an_attempt_whose_frames_are_not_what_was_sent(self) -> None:
+        log = Log([b"f1", b"f2", b"x3", b"x4"], epoch="2-b", ended=final())
+        inbox = inbox_of(released(1, *FRAMES[:4]), ended(4, epoch="2-b"))
+        with pytest.raises(StreamDiverged):
+            await read(Relay(queue=log, inbox=inbox))  # type: ignore[arg-type]
 
     async def test_refuses_a_log_that_is_shorter_than_what_was_sent(self) -> None:
         log = Log(FRAMES[:2], ended=final())
