@@ -4,6 +4,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from controlplane import views
+from controlplane.capacity.api import CapacityRoute
 from controlplane.documents import DocsView, SchemaView
 from controlplane.pages import limits, refusals
 
@@ -22,6 +23,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),
     path("api/v1/", include("tenants.webhooks.urls")),
+    path("api/v1/capacity", CapacityRoute.as_view({"post": "create"}), name="capacity"),
     path("api/schema", SchemaView.as_view(), name="schema"),
     path("api/docs/", DocsView.as_view(url_name="schema"), name="api_docs"),
     path(
