@@ -340,6 +340,47 @@ class IdempotentWrite(models.Model):
         return f"{self.caller} {self.id}"
 
 
+class BackgroundState(models.TextChoices):
+    """Of a row, not of the run: whether it waits or runs is the pool's to say."""
+
+    ACCEPTED = "accepted"  # written before it is queued: nobody was told yet that it is accepted
+    QUEUED = "queued"  # its client was told; it ends, whatever is lost
+    ENDED = "ended"
+
+
+class BackgroundRequest(models.Model):
+    """An inference request that runs for nobody's connection, under its request id.
+
+    `head` is its ticket without the prompt; `body` (the prompt, gone at the end) and `answer` are sealed. What the
+    sealed parts look like is `controlplane.background`'s.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="background_requests")
+    api_key_id = models.UUIDField()
+    pool = models.CharField(max_length=100)
+    state = models.CharField(max_length=10, choices=BackgroundState, default=BackgroundState.ACCEPTED)
+    head = models.BinaryField()
+    body = models.BinaryField(null=True)
+    answer = models.BinaryField(null=True)
+    key_digest = models.CharField(max_length=64, blank=True, default="")
+    body_digest = models.CharField(max_length=64, blank=True, default="")
+    accepted_at = models.DateTimeField(auto_now_add=True)
+    wait_until = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["id"], condition=~Q(state="ended"), name="background_open"),
+            models.Index(fields=["ended_at"], condition=Q(state="ended"), name="background_ended"),
+            models.Index(fields=["tenant", "key_digest"], condition=~Q(key_digest=""), name="background_by_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.state})"
+
+
 class OutboxEvent(models.Model):
     """A domain event, written in the transaction that it tells of; `relay_outbox` sends it on."""
 

@@ -7,13 +7,24 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from contracts.errors import PermissionDenied
 from contracts.tenancy import Limit, Metric, PolicyRef, Scope, TenantContext
 from tenants.limits.policy import is_money
-from tenants.models import ApiKey, LimitSetting, Member, Project, Tenant, TenantState
+from tenants.models import (
+    ApiKey,
+    BackgroundRequest,
+    BackgroundState,
+    LimitSetting,
+    Member,
+    Project,
+    Tenant,
+    TenantState,
+)
+from tenants.row_scope import as_tenant
 
 
 def find_keys(asked: Sequence[Sequence[str]]) -> list[tuple[ApiKey, datetime | None] | None]:
@@ -62,6 +73,15 @@ def load_context(digests: Sequence[str]) -> TenantContext | None:
     if isinstance(context, PermissionDenied):
         raise context
     return context
+
+
+def load_context_of(api_key_id: str) -> TenantContext | PermissionDenied | None:
+    """The same of a key by its id, for work that was accepted under it."""
+    now = timezone.now()
+    rows = ApiKey.objects.select_related("tenant__plan", "tenant__policy").exclude(tenant__state=TenantState.CLOSED)
+    live = Q(expires_at=None) | Q(expires_at__gt=now)
+    key = rows.filter(live, id=api_key_id, revoked_at=None, expired_at=None).first()
+    return None if key is None else _context(key, key.expires_at, limits_of(key))
 
 
 def _context(key: ApiKey, ends: datetime | None, limits: tuple[Limit, ...]) -> TenantContext | PermissionDenied:
@@ -148,6 +168,33 @@ def epochs(tenant_id: str, *, key_ids: Sequence[uuid.UUID] | None = None) -> tup
         for key_id, epoch, revoked_at, expired_at in keys.values_list("id", "epoch", "revoked_at", "expired_at")
     }
     return signed, tenant.epoch if tenant.state == TenantState.ACTIVE else -tenant.epoch
+
+
+def background_request(
+    tenant_id: uuid.UUID, *, request_id: uuid.UUID | None = None, key_digest: str = ""
+) -> BackgroundRequest | None:
+    """A tenant's background request by its id or, newest first, by the digest of its Idempotency-Key."""
+    with transaction.atomic(), as_tenant(tenant_id):
+        if request_id is not None:
+            return BackgroundRequest.objects.filter(tenant_id=tenant_id, id=request_id).first()
+        known = BackgroundRequest.objects.filter(tenant_id=tenant_id, key_digest=key_digest)
+        return known.exclude(state=BackgroundState.ACCEPTED).order_by("-id").first()
+
+
+def open_background(*, after: uuid.UUID | None = None, limit: int) -> list[BackgroundRequest]:
+    """Background requests of all tenants that have not ended, oldest first, without their prompts."""
+    rows = BackgroundRequest.objects.exclude(state=BackgroundState.ENDED).defer("body", "answer").order_by("id")
+    return list((rows if after is None else rows.filter(id__gt=after))[:limit])
+
+
+def count_open_background() -> int:
+    return BackgroundRequest.objects.exclude(state=BackgroundState.ENDED).count()
+
+
+def prompt_of_background(request_id: uuid.UUID) -> bytes | None:
+    """The sealed prompt; None once it has ended."""
+    found = BackgroundRequest.objects.filter(id=request_id).values_list("body", flat=True).first()
+    return None if found is None else bytes(found)
 
 
 def tenants_of_user(user_id: int) -> QuerySet[Tenant]:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,7 +48,7 @@ def open_signer() -> Signer:
 
 
 class Sweeper(Protocol):
-    """`gateway.settlement.Sweeper`."""
+    """`gateway.settlement.Sweeper`, `controlplane.background.bringing.AnswerKeeper`."""
 
     report: Any
 
@@ -79,6 +80,20 @@ def open_sweeper(*, redis: Redis, streams: UsageStreams, clock: Clock) -> Sweepe
         limits=import_string("tenants.limits.buckets.Limits")(redis, clock=clock), queue_of=queue_of, pools=pools
     )
     return sweeper
+
+
+def open_answer_keeper(*, redis: Redis, clock: Clock) -> Sweeper:
+    """What brings the answers of background requests to PostgreSQL, from whichever pool each is in."""
+    open_queue = import_string("fairqueue.queue.FairQueue")
+    bounds = import_string("fairqueue.queue.QueueBounds")()
+    env = settings.ENV
+    kept = import_string("controlplane.background.keeping.open_kept")(
+        clock=clock, secret=env.secret.get_secret_value(), old_secrets=env.old_secrets
+    )
+    keeper: Sweeper = import_string("controlplane.background.bringing.AnswerKeeper")(
+        kept=kept, queue_of=cache(lambda pool: open_queue(redis, pool, bounds))
+    )
+    return keeper
 
 
 def stop_on_signals() -> asyncio.Event:

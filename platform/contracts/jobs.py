@@ -55,6 +55,7 @@ class Ticket:
     budget_cut: bool = False
     end_user_hash: str = ""
     guard_prompt: tuple[str, ...] = ()  # verdict lines of the prompt stage, for the timeline
+    background: bool = False  # it runs for nobody's connection, and PostgreSQL keeps it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

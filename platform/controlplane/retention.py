@@ -1,4 +1,4 @@
-"""How long what a sign-in leaves behind is kept. Called by the beat once an hour.
+"""How long what a sign-in or a background request leaves behind is kept. Called by the beat once an hour.
 
 Invariant: nothing that still counts is deleted: a wrong password counts for the lock-out's quarter of an hour, which is
 far less than it is kept.
@@ -13,7 +13,9 @@ from django.contrib.sessions.models import Session
 from django.db import connection
 from django.db.models import QuerySet
 
+from gateway.surface.limits import BACKGROUND_KEPT_SECONDS
 from tenants.pruning import delete_in_steps
+from tenants.services import forget_background
 
 WRONG_SIGN_INS_FOR = timedelta(days=30)
 SIGN_INS_FOR = timedelta(days=180)
@@ -28,6 +30,11 @@ def forget_sign_ins(*, now: datetime) -> int:
         AccessLog.objects.filter(attempt_time__lt=now - SIGN_INS_FOR),
     ]
     return sum(delete_in_steps(rows) for rows in over) + _forget_marks(now)
+
+
+def forget_answers(*, now: datetime) -> int:
+    """Delete background requests that ended longer ago than their answers are kept; returns how many."""
+    return forget_background(ended_before=now - timedelta(seconds=BACKGROUND_KEPT_SECONDS))
 
 
 def _forget_marks(now: datetime) -> int:

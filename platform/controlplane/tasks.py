@@ -49,8 +49,8 @@ async def _check(tenants: list[str]) -> list[Findings]:
 
 @shared_task(name="controlplane.tasks.forget_old")  # type: ignore[untyped-decorator] # celery has no types
 def forget_old() -> int:
-    """Delete what sign-ins left behind and is older than its stated time; returns how many rows."""
-    return retention.forget_sign_ins(now=timezone.now())
+    """Delete what sign-ins and background requests left behind and is past its stated time; returns how many rows."""
+    return retention.forget_sign_ins(now=timezone.now()) + retention.forget_answers(now=timezone.now())
 
 
 @shared_task(name="controlplane.tasks.relay_budget_alerts")  # type: ignore[untyped-decorator] # celery has no types

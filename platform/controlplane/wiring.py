@@ -7,6 +7,7 @@ import logging
 from functools import cache, partial
 
 from contracts.errors import Unavailable
+from controlplane.background.keeping import open_kept
 from controlplane.catalogue import CatalogueCache
 from controlplane.env import environment
 from controlplane.models import ServedModel
@@ -60,6 +61,7 @@ def gateway_services() -> GatewayServices:
         policies=policies,
         usage=ClickHouseReports(),
         cache_salt_secret=derive(secret, CACHE_SALT),
+        kept=open_kept(clock=clock, secret=secret, old_secrets=env.old_secrets),
         validators=validators,
         background=(catalogue.keep_fresh, prices.keep_fresh, partial(_warm, policies, validators)),
         settings=GatewaySettings(

@@ -6,8 +6,6 @@ runs; money and rate checks fail closed when a store does not answer.
 """
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -26,7 +24,7 @@ from contracts.errors import (
     Unprocessable,
     WeirError,
 )
-from contracts.jobs import Endpoint, Ticket
+from contracts.jobs import Ticket
 from contracts.money import PriceCard
 from contracts.outcomes import JobState
 from contracts.tenancy import TenantContext
@@ -35,12 +33,10 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.clients import require_network
-from gateway.drafts import Draft, content_of, output_tokens, refuse_hopeless
-from gateway.prompts import PromptContent
+from gateway.drafts import Draft, content_of, count_tokens, hash_end_user, output_tokens, refuse_hopeless
 from gateway.services import GatewayServices, ServedModel
 from gateway.stream.mailbox import Inbox
 from gateway.surface.schema import Asked, check_vocabulary
-from gateway.tokenizer import PromptTokenizer, TemplateRefused
 from safety.guard import PromptVerdict, check_prompt, check_prompt_with
 from safety.policy import CompiledPolicy
 from safety.verdicts import Stage
@@ -297,6 +293,7 @@ class Admission:
         queue = self._services.queue_of(ticket.pool)
         with self._listening(ticket) as inbox:
             try:
+                await self._keep(draft, ticket)
                 enqueued = await self._offer(queue, ticket, draft.context, deadline_ms=hold.hold_deadline_ms)
             except (RedisError, OSError, TimeoutError) as error:
                 held.undecided = True
@@ -314,16 +311,25 @@ class Admission:
             tokens=hold.tokens,
         )
 
+    async def _keep(self, draft: Draft, ticket: Ticket) -> None:
+        """A background request is written down before it is queued. Raises Unavailable: then it is not accepted."""
+        if ticket.background:
+            assert self._services.kept is not None, "the edge refuses background where nothing keeps it"
+            await self._services.kept.accept(ticket, idempotency=draft.idempotency, wait_ms=self._wait_ms(ticket))
+
+    def _wait_ms(self, ticket: Ticket) -> int:
+        settings = self._services.settings
+        return int((settings.background_wait_seconds if ticket.background else settings.queue_wait_seconds) * 1000)
+
     async def _offer(self, queue: FairQueue, ticket: Ticket, context: TenantContext, *, deadline_ms: int) -> Enqueued:
-        wait_ms = int(self._services.settings.queue_wait_seconds * 1000)
         async with asyncio.timeout(STORE_SECONDS):
             return await queue.enqueue(
                 ticket,
-                mailbox=mailbox_channel(self._services.gateway_id),
+                mailbox="" if ticket.background else mailbox_channel(self._services.gateway_id),
                 enqueue_deadline_ms=deadline_ms,
                 weight_milli=context.weight_milli,
                 queued_max=context.queued_max,
-                expires_at_ms=ticket.admitted_at_ms + wait_ms,
+                expires_at_ms=ticket.admitted_at_ms + self._wait_ms(ticket),
             )
 
     async def _attach(self, draft: Draft, hold: HoldExisting) -> Admitted:
@@ -345,6 +351,7 @@ class Admission:
                 raise _no_longer_kept(ticket.request_id)
             else:
                 ticket = await self._left_unqueued(same, hold)
+                await self._keep(draft, ticket)
                 wait_ms = int(self._services.settings.hold_enqueue_seconds * 1000)
                 deadline_ms = self._services.clock.now_ms() + wait_ms
             try:
@@ -451,27 +458,6 @@ class Admission:
 
     def _unavailable(self, message: str) -> Unavailable:
         return Unavailable(message, retry_after_ms=self._services.settings.unavailable_retry_ms)
-
-
-async def count_tokens(tokenizer: PromptTokenizer, content: PromptContent, asked: Asked) -> int:
-    """Exact tokens of a prompt. Raises InvalidRequest when the model's template refuses it, or it is empty."""
-    if asked.endpoint is Endpoint.CHAT:
-        effort = asked.sampling.get("reasoning_effort")
-        try:
-            return await tokenizer.count_chat(content.messages, content.tools, reasoning_effort=effort)
-        except TemplateRefused as error:
-            raise InvalidRequest(f"messages: {error}", param="messages", code="template_refused") from error
-    tokens = len(content.token_ids) or await tokenizer.count_text(content.text)
-    if tokens == 0:
-        raise InvalidRequest("prompt: must not be empty", param="prompt")
-    return tokens
-
-
-def hash_end_user(secret: bytes, *, tenant_id: str, user: str) -> str:
-    """The end user's id as it is kept: keyed, per tenant, 128 bits. Empty stays empty."""
-    if not user:
-        return ""
-    return hmac.new(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _allow_caller(context: TenantContext, *, address: str) -> None:

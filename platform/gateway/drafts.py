@@ -3,6 +3,8 @@
 Invariant: what was counted, held and guarded is what the ticket carries.
 """
 
+import hashlib
+import hmac
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from contracts.tenancy import TenantContext
 from gateway.prompts import PromptContent
 from gateway.surface.messages import flatten
 from gateway.surface.schema import Asked
-from gateway.tokenizer import PromptTokenizer, characters_of
+from gateway.tokenizer import PromptTokenizer, TemplateRefused, characters_of
 from tenants.limits.holds import HoldRequest, Idempotency
 from tenants.limits.policy import counted, max_tokens_limit, scope_name
 from tenants.limits.refusal import blocked
@@ -94,6 +96,7 @@ class Draft:
             budget_cut=cut,
             end_user_hash=end_user_hash,
             guard_prompt=self.verdicts,
+            background=self.asked.background,
         )
 
     def _engine_body(self) -> dict[str, Any]:
@@ -189,3 +192,24 @@ def output_tokens(asked: Asked, context: TenantContext, *, model: str, context_t
     if asked.sampling.get("min_tokens", 0) > granted:
         raise InvalidRequest(f"min_tokens: must be at most max_tokens ({granted})", param="min_tokens")
     return granted
+
+
+async def count_tokens(tokenizer: PromptTokenizer, content: PromptContent, asked: Asked) -> int:
+    """Exact tokens of a prompt. Raises InvalidRequest when the model's template refuses it, or it is empty."""
+    if asked.endpoint is Endpoint.CHAT:
+        effort = asked.sampling.get("reasoning_effort")
+        try:
+            return await tokenizer.count_chat(content.messages, content.tools, reasoning_effort=effort)
+        except TemplateRefused as error:
+            raise InvalidRequest(f"messages: {error}", param="messages", code="template_refused") from error
+    tokens = len(content.token_ids) or await tokenizer.count_text(content.text)
+    if tokens == 0:
+        raise InvalidRequest("prompt: must not be empty", param="prompt")
+    return tokens
+
+
+def hash_end_user(secret: bytes, *, tenant_id: str, user: str) -> str:
+    """The end user's id as it is kept: keyed, per tenant, 128 bits. Empty stays empty."""
+    if not user:
+        return ""
+    return hmac.new(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hexdigest()[:32]

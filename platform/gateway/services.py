@@ -18,6 +18,7 @@ from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef
 from fairqueue.queue import FairQueue
+from gateway.kept import KeptRequests
 from gateway.pools import PoolWorkers
 from gateway.refusals import Refusals
 from gateway.revocation import Revocations, Running
@@ -44,6 +45,7 @@ class GatewaySettings:
     body_read_seconds: float = limits.BODY_SECONDS
     admission_seconds: float = 15.0  # to wait for a turn to be admitted
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
+    background_wait_seconds: float = limits.BACKGROUND_WAIT_SECONDS  # the same in the background
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
     realtime_auth_seconds: float = 10.0
@@ -139,6 +141,7 @@ class GatewayServices:
     policies: Policies
     usage: UsageReports
     cache_salt_secret: bytes  # stores.secrets.derive(secret, CACHE_SALT)
+    kept: KeptRequests | None = None  # None = background requests are not taken
     validators: ValidatorPool | None = None  # None = no rule may need one: a policy that does is refused
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     background: tuple[Callable[[], Awaitable[Any]], ...] = ()  # loops that live as long as the server

@@ -9,6 +9,7 @@ CACHE_SALT = "engine-cache-salt"
 DJANGO = "django-secret-key"
 CONSOLE_SECOND_FACTOR = "console-second-factor"
 WEBHOOK_SECRETS = "webhook-secrets"
+BACKGROUND = "background-requests"
 
 
 def derive(secret: str, label: str) -> bytes:

@@ -5,6 +5,14 @@ the same transaction and pushes it on commit; the plain text of a key is returne
 Every function raises django.core.exceptions.ValidationError for input it refuses.
 """
 
+from tenants.services.background import (
+    NewBackground,
+    accept_background,
+    drop_unqueued_background,
+    end_background,
+    forget_background,
+    mark_background_queued,
+)
 from tenants.services.keys import (
     change_key,
     create_key,
@@ -30,6 +38,8 @@ from tenants.services.tenants import (
 )
 
 __all__ = [
+    "NewBackground",
+    "accept_background",
     "add_member",
     "change_key",
     "change_member",
@@ -43,8 +53,12 @@ __all__ = [
     "create_project",
     "create_tenant",
     "delete_project",
+    "drop_unqueued_background",
+    "end_background",
     "expire_keys",
+    "forget_background",
     "load_keys",
+    "mark_background_queued",
     "pepper",
     "push_now",
     "raise_epochs_under_policy",

@@ -47,7 +47,7 @@ async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySe
             if failure is not None and not exchange.started:
                 exchange.beside = _billed(final)
                 raise failure
-            await _continue(exchange, answer, _ending(answer.ticket, final), more=False)
+            await _continue(exchange, answer, ending(answer.ticket, final), more=False)
             return
     except (ClientLost, OSError):
         await release(answer)
@@ -141,7 +141,7 @@ def timing_headers(final: Final) -> Headers:
     return [*steps, (b"server-timing", together.encode())]
 
 
-def _ending(ticket: Ticket, final: Final) -> bytes:
+def ending(ticket: Ticket, final: Final) -> bytes:
     """The last events: usage when asked for, then [DONE]; or the error, with what was billed until then."""
     failure = failure_of(final)
     if failure is not None:

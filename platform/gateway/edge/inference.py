@@ -8,6 +8,7 @@ import orjson
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
 from gateway.admission import Admission
+from gateway.edge import background
 from gateway.edge.answers import send_stream, send_whole
 from gateway.edge.body import read_body
 from gateway.edge.callers import identified
@@ -30,12 +31,20 @@ async def infer(exchange: Exchange, *, services: GatewayServices, admission: Adm
     document = parse_object(body)
     exchange.model = str(document.get("model"))
     asked = check_request(document, endpoint=endpoint)
+    idempotency = idempotency_of(exchange.headers, document, endpoint=endpoint, ttl_ms=settings.idempotency_ms)
+    if asked.background:
+        await background.start(
+            exchange,
+            caller,
+            asked,
+            services=services,
+            admission=admission,
+            idempotency=idempotency,
+            received_at=received_at,
+        )
+        return
     admitted = await admission.admit(
-        caller,
-        asked,
-        request_id=exchange.request_id,
-        idempotency=idempotency_of(exchange.headers, document, endpoint=endpoint, ttl_ms=settings.idempotency_ms),
-        received_at=received_at,
+        caller, asked, request_id=exchange.request_id, idempotency=idempotency, received_at=received_at
     )
     exchange.request_id = admitted.ticket.request_id
     answer = Answer(

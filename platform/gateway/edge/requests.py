@@ -20,6 +20,7 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Final, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.admission import Admission, Caller
+from gateway.edge import background
 from gateway.edge.answers import send_stream
 from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
@@ -62,9 +63,16 @@ async def show_request(exchange: Exchange, request_id: str, *, services: Gateway
         async with _in_time():
             final = await _final_of(found)
             place = await found.queue.place(found.status)
-        await exchange.json(200, _live(found.status, final) | {"wait_ms": None if place is None else place.wait_ms})
+            document = _live(found.status, final) | {"wait_ms": None if place is None else place.wait_ms}
+            if found.status.ticket.background:
+                document |= await background.result(services, found.queue, found.status.ticket, final)
+        await exchange.json(200, document)
         return
-    past = await _past(services, caller, request_id)
+    kept, away = await _kept(services, caller, request_id)
+    if kept is not None:
+        await exchange.json(200, kept)
+        return
+    past = await _past(services, caller, request_id, away=away)
     await exchange.json(200, _refused(past) if isinstance(past, Refusal) else _metered(past))
 
 
@@ -75,6 +83,11 @@ async def cancel_request(
     caller = await identified(exchange, admission)
     found = await _find(services, caller, request_id)
     if found is None:
+        async with _in_time():
+            kept = await background.cancel_kept(services, caller, request_id)
+        if kept is not None:
+            await exchange.json(200, {"id": request_id, "object": "request.cancel"} | kept)
+            return
         past = await _past(services, caller, request_id)
         ended = {"outcome": "refused", "error_code": past.code} if isinstance(past, Refusal) else _how(past)
         await exchange.json(200, {"id": request_id, "object": "request.cancel", "result": "already_ended"} | ended)
@@ -92,8 +105,14 @@ async def resume_events(
     epoch, after_seq = _start(exchange)
     found = await _find(services, caller, request_id)
     if found is None:
-        await _past(services, caller, request_id)
-        raise _events_gone(request_id)
+        if not await background.replay(exchange, services, caller, request_id, epoch=epoch, after_seq=after_seq):
+            await _past(services, caller, request_id)
+            raise _events_gone(request_id)
+        return
+    if found.status.ticket.background and found.status.state is JobState.SETTLED and await _dropped(found):
+        if not await background.replay(exchange, services, caller, request_id, epoch=epoch, after_seq=after_seq):
+            raise _events_gone(request_id)
+        return
     inbox = services.mailbox.open(request_id)
     try:
         await _check_start(found, epoch=epoch, after_seq=after_seq)
@@ -130,7 +149,26 @@ async def _find(services: GatewayServices, caller: Caller, request_id: str) -> F
     return None
 
 
-async def _past(services: GatewayServices, caller: Caller, request_id: str) -> RequestRow | Refusal:
+async def _kept(
+    services: GatewayServices, caller: Caller, request_id: str
+) -> tuple[dict[str, Any] | None, Unavailable | None]:
+    """A background request from PostgreSQL; with that away, other requests are still found elsewhere."""
+    try:
+        return await background.show_kept(services, caller, request_id), None
+    except Unavailable as error:
+        return None, error
+
+
+async def _dropped(found: Found) -> bool:
+    """Whether the log of an ended request is over its time."""
+    async with _in_time():
+        piece = await found.queue.read_log(request_id=found.status.request_id, after_seq=0, limit=1)
+    return piece is None or (not piece.frames and found.status.last_seq > 0)
+
+
+async def _past(
+    services: GatewayServices, caller: Caller, request_id: str, *, away: Unavailable | None = None
+) -> RequestRow | Refusal:
     """A request that no pool knows any more, or that none ever knew. Raises NotFound, Unavailable."""
     mine = caller.context.tenant_id
     row = await services.usage.request(tenant_id=mine, request_id=request_id)
@@ -139,7 +177,7 @@ async def _past(services: GatewayServices, caller: Caller, request_id: str) -> R
     async with _in_time():
         refusal = await services.refusals.find_own(request_id, tenant_id=mine)
     if refusal is None:
-        raise _unknown(request_id)
+        raise away or _unknown(request_id)
     return refusal
 
 

@@ -14,7 +14,9 @@ from gateway.surface.fields import integer, items, mapping, one_of, only, only_k
 from gateway.surface.schema import Asked, check_request
 
 # Fields of a chat request that a session or a response may set; messages come from the conversation.
-_NOT_HERE = frozenset({"messages", "stream", "stream_options", "n", "tools", "tool_choice", "on_disconnect"})
+_NOT_HERE = frozenset(
+    {"messages", "stream", "stream_options", "n", "tools", "tool_choice", "on_disconnect", "background"}
+)
 _MAX_TOKENS = ("max_output_tokens", "max_response_output_tokens", "max_completion_tokens", "max_tokens")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "assistant": "output_text"}
 

@@ -51,9 +51,11 @@ _MESSAGE = _open(
     {"role": _TEXT, "content": _MAYBE_TEXT, "refusal": _MAYBE_TEXT, "tool_calls": _list(_CALL)},
     optional=("tool_calls",),
 )
+_REFUSAL = _open({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT})
 _BRIEF: dict[str, Schema] = {"id": _TEXT, "object": _is("model"), "created": _COUNT, "owned_by": _TEXT}
 _ENDED = {"usage": _named("Usage"), "weir": _named("Extension")}
 _LATER = ("position", "wait_ms", "events", "finish_reason", "timings", "verdicts", "stopped_by", "timeline")
+_BACKGROUND = ("background", "response", "error", "kept_until")  # of background requests, while they are kept
 
 _EXTENSION: dict[str, Schema] = {
     "request_id": _TEXT,
@@ -159,8 +161,12 @@ ANSWERS: dict[str, Schema] = {
             "verdicts": _list(_VERDICT),
             "stopped_by": _is("budget"),
             "timeline": _list(_closed({"step": _TEXT, "duration_us": {"type": ["integer", "null"]}, "detail": _TEXT})),
+            "background": {"type": "boolean"},
+            "response": {"anyOf": [_named("ChatCompletion"), _named("Completion"), {"type": "null"}]},
+            "error": {"anyOf": [_REFUSAL, {"type": "null"}]},
+            "kept_until": {"type": ["integer", "null"]},
         },
-        optional=_LATER,
+        optional=(*_LATER, *_BACKGROUND),
     ),
     "RefusedRequest": _closed(
         {
@@ -172,7 +178,7 @@ ANSWERS: dict[str, Schema] = {
             "outcome": _is("refused"),
             "error_code": _TEXT,
             "http_status": _COUNT,
-            "error": _open({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT}),
+            "error": _REFUSAL,
             "retry_after_ms": {"type": ["integer", "null"]},
             "usage": {"type": "null"},
         }

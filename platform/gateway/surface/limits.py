@@ -66,6 +66,10 @@ ALLOWED_TOKEN_IDS_MAX = _state("allowed_token_ids", 4_096, "items", "allowed tok
 BAD_WORDS_MAX = _state("bad_words", 64, "items", "words never generated")
 BAD_WORD_CHARS_MAX = _state("bad_words[]", 64, "characters", "one of them")
 END_USER_MAX = _state("user", 256, "characters", "the end user's id; only its hash is kept")
+BACKGROUND_WAIT_SECONDS = _state("background_wait", 86_400, "s", "a background request in the queue", "ended `expired`")
+BACKGROUND_KEPT_SECONDS = _state(
+    "background_kept", 86_400, "s", "answer and events of a background request, from its end on", "410, and facts only"
+)
 REALTIME_FRAME_BYTES_MAX = _state(
     "realtime_frame", 1_048_576, "bytes", "one WebSocket message", "close 4413; from twice as many on 1009"
 )

@@ -86,6 +86,10 @@ def _completion(endpoint: Endpoint, summary: str) -> dict[str, Any]:
             }
         )
         | {
+            "202": {
+                "description": "Accepted with `background: true`; ask for it at `location`, from any connection",
+                "content": {"application/json": {"schema": _named("Request")}},
+            },
             "402": {"description": "A budget is spent, and waiting alone does not help", **_ERROR},
             "429": {"description": "A limit is reached, or requests under way hold the money that is left", **_ERROR},
         },

@@ -52,6 +52,7 @@ class Asked:
     sampling: dict[str, Any]
     end_user: str
     continue_on_disconnect: bool
+    background: bool
 
 
 _STOP = text(limits.STOP_CHARS_MAX, shortest=1)
@@ -200,6 +201,7 @@ _READ: dict[str, Check] = {
     "user": text(limits.END_USER_MAX, shortest=1),
     "safety_identifier": text(limits.END_USER_MAX, shortest=1),
     "on_disconnect": one_of("cancel", "continue"),
+    "background": boolean,
     "store": only((False,), reason="answers are not stored for the client"),
     "service_tier": only(("auto", "default"), reason="the tier follows from the API key's plan"),
 }
@@ -309,11 +311,14 @@ def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
         sampling=sampling,
         end_user=read.get("user") or read.get("safety_identifier") or "",
         continue_on_disconnect=read.get("on_disconnect") == "continue",
+        background=read.get("background", False),
     )
 
 
 def _check_together(read: dict[str, Any], sampling: dict[str, Any], *, endpoint: Endpoint) -> None:
     """Rules over two fields."""
+    if read.get("background"):
+        _check_background(read)
     if "stream_options" in read and not read.get("stream"):
         raise wrong("stream_options", "needs stream: true")
     if read.get("best_of", read.get("n", 1)) != read.get("n", 1):
@@ -329,6 +334,14 @@ def _check_together(read: dict[str, Any], sampling: dict[str, Any], *, endpoint:
         raise wrong("min_tokens", f"must be at most max_tokens ({most})")
     if endpoint is Endpoint.CHAT:
         _check_chat_together(read, sampling)
+
+
+def _check_background(read: dict[str, Any]) -> None:
+    if read.get("stream"):
+        about = "must be false with background: its events are at /v1/requests/{id}/events"
+        raise wrong("stream", about, code="unsupported_value")
+    if read.get("on_disconnect") == "cancel":
+        raise wrong("on_disconnect", 'must be "continue" with background, or absent: no connection is waited for')
 
 
 def _check_chat_together(read: dict[str, Any], sampling: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from fairqueue.queue import FairQueue
 from gateway.edge.app import InferenceApp
 from gateway.edge.http import HttpProtocol
 from gateway.edge.websocket import WebSocketProtocol
+from gateway.kept import KeptRequests
 from gateway.realtime.consumer import RealtimeConsumer
 from gateway.services import GatewayServices, GatewaySettings, ServedModel
 from gateway.stream.mailbox import Mailbox
@@ -76,12 +77,19 @@ def http_protocol() -> type[HttpProtocol]:
 
 
 @pytest.fixture
+def kept() -> KeptRequests | None:
+    """Where background requests are kept; test_background.py has a real one."""
+    return None
+
+
+@pytest.fixture
 async def gateway(
     redis: Redis,
     valkey_url: str,
     tokenizer: PromptTokenizer,
     settings: GatewaySettings,
     http_protocol: type[HttpProtocol],
+    kept: KeptRequests | None,
 ) -> AsyncIterator[Gateway]:
     directory = Directory(served=ServedModel(card=CARD, tokenizer=tokenizer))
     queue, clock, holds = FairQueue(redis, POOL, QueueBounds()), SystemClock(), Limits(redis)
@@ -91,7 +99,7 @@ async def gateway(
         limits=holds, queue_of=lambda _: queue,
         resolver=Resolver(directory.load_context, clock=clock, peppers=(PEPPER,)),
         epochs=directory, catalogue=directory, prices=directory, policies=directory, usage=directory,
-        cache_salt_secret=b"s" * 32, settings=settings,
+        cache_salt_secret=b"s" * 32, settings=settings, kept=kept,
     )  # fmt: skip
     worker = HandWorker(redis=redis, queue=queue, limits=holds)
     await worker.beat()

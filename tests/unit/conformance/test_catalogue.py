@@ -79,7 +79,7 @@ class TestFieldTable:
     @pytest.mark.parametrize(("endpoint", "table"), [(Endpoint.CHAT, ON_CHAT), (Endpoint.COMPLETIONS, ON_COMPLETIONS)])
     def test_holds_every_field_that_our_own_edge_knows(self, endpoint: Endpoint, table: tuple[Field, ...]) -> None:
         known = {*schema._READERS[endpoint], *schema._PASSED[endpoint], *schema._REFUSED}
-        ours_alone = {"on_disconnect"}
+        ours_alone = {"on_disconnect", "background"}
         of_the_other = {"audio", "functions", "function_call", "prediction", "web_search_options", "metadata"}
         of_the_other |= {"verbosity", "prompt_cache_key", "suffix"}
         missing = known - ours_alone - {field.name for field in table}

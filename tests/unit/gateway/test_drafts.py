@@ -8,8 +8,7 @@ import pytest
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.jobs import Endpoint
 from contracts.tenancy import Limit, Metric, Scope
-from gateway.admission import hash_end_user
-from gateway.drafts import content_of, output_tokens, refuse_hopeless
+from gateway.drafts import content_of, hash_end_user, output_tokens, refuse_hopeless
 from gateway.surface.schema import Asked, check_request
 from gateway.tokenizer import PromptTokenizer
 from tests.functional.gateway.cast import CONTEXT

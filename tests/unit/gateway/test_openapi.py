@@ -18,7 +18,7 @@ from infra.conformance.field_table import ON_CHAT, ON_COMPLETIONS, Field, wrong_
 
 NAMES = {Endpoint.CHAT: "ChatCompletionRequest", Endpoint.COMPLETIONS: "CompletionRequest"}
 KNOWN = {Endpoint.CHAT: ON_CHAT, Endpoint.COMPLETIONS: ON_COMPLETIONS}
-OWN = {"on_disconnect"}
+OWN = {"on_disconnect", "background"}
 FIELDS = [(endpoint, field) for endpoint, fields in KNOWN.items() for field in fields]
 # Each rule once: those that both endpoints share are the same object.
 EVERY = [(Endpoint.CHAT, name) for name in fields_of(Endpoint.CHAT)] + [
