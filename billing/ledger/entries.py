@@ -14,6 +14,7 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import Q
 
+from billing.metering.faults import fault_point
 from billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting, new_id
 
 STATEMENT_TIMEOUT_MS = 30_000
@@ -69,6 +70,7 @@ def post_usage(lines: Sequence[UsageLine], *, at: datetime) -> PostReport:
         posted = _insert_new(list(first.values()), groups)
         _write_transactions([first[key] for key in posted], groups, at)
         stored = {key: first[key].owed for key in posted} | _stored([key for key in first if key not in posted])
+        fault_point("ledger.before_commit")
     return PostReport(
         posted=len(posted),
         repeated=len(lines) - len(posted),

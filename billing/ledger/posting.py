@@ -64,6 +64,7 @@ class LedgerPosting:
         await self._streams.bury(poisons)
         buried = {(poison.entry.pool, poison.entry.entry_id) for poison in poisons}
         await self._streams.ack([entry for entry in entries if (entry.pool, entry.entry_id) not in buried])
+        fault_point("ledger.after_ack")
         self.posted += report.posted
 
     async def close(self) -> None:

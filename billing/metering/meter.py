@@ -136,6 +136,7 @@ class Meter:
         await self._feed.publish(
             batch_id=manifest.batch_id, at_ms=manifest.created_at_ms, records=[taken.records[n] for n in kept]
         )
+        fault_point("meter.after_feed")
         await self._streams.bury(poisons)
         await self._streams.ack([taken.entries[n] for n in kept])
         fault_point("meter.after_ack")
