@@ -201,6 +201,13 @@ def listens(*, pid: int, port: int) -> bool:
     return False
 
 
+def ends_within(pidfd: int, *, seconds: float) -> bool:
+    """Waits until a process has ended, or the time is over. By poll: select() refuses numbers past 1,023."""
+    waiter = select.poll()
+    waiter.register(pidfd, select.POLLIN)
+    return bool(waiter.poll(seconds * 1_000))
+
+
 def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -> bool:
     """Stops a group that may not be our child: signal, wait up to `deadline` seconds, then kill.
 
@@ -211,11 +218,11 @@ def stop_group(*, identity: Identity, signum: signal.Signals, deadline: float) -
     pidfd = os.pidfd_open(identity.pid)
     try:
         identity.signal_group(signum)
-        ended, _, _ = select.select([pidfd], [], [], deadline)
+        ended = ends_within(pidfd, seconds=deadline)
         if is_group_alive(pgid=identity.pid):
             identity.signal_group(signal.SIGKILL)
-            select.select([pidfd], [], [], 5.0)
-        return bool(ended)
+            ends_within(pidfd, seconds=5.0)
+        return ended
     finally:
         os.close(pidfd)
 

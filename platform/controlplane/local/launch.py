@@ -11,7 +11,6 @@ import errno
 import json
 import logging
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from controlplane.local import demo, model
-from controlplane.local.children import Identity, die_with_parent
+from controlplane.local.children import Identity, die_with_parent, ends_within
 from controlplane.local.output import open_console, tolerate_output
 from controlplane.local.paths import Layout, quote_env, write_private
 from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
@@ -214,10 +213,10 @@ def _stop_holder(holder: Identity) -> bool:
         return True
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if select.select([pidfd], [], [], _DOWN_DEADLINE_SECONDS)[0]:
+        if ends_within(pidfd, seconds=_DOWN_DEADLINE_SECONDS):
             return True
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], 10.0)
+        ends_within(pidfd, seconds=10.0)
         return False
     finally:
         os.close(pidfd)

@@ -20,7 +20,7 @@ from controlplane.local.paths import write_private
 FIRST, LAST = 20_000, 32_000
 GATEWAY_FIRST, GATEWAY_LAST = 8080, 8180
 
-_held: dict[int, socket.socket] = {}
+_held: dict[int, int] = {}  # descriptors, open until the process ends
 
 
 class NoFreePort(Exception):
@@ -57,7 +57,7 @@ def hold(port: int) -> bool:
         except OSError:
             holder.close()
             return False
-        _held[port] = holder
+        _held[port] = holder.detach()
     return True
 
 

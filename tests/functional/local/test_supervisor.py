@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.local.children import Identity, is_group_alive, listens
+from controlplane.local.children import Identity, is_group_alive, listens, stop_group
 from controlplane.local.paths import Layout
 from controlplane.local.supervisor import is_locked
 
@@ -231,3 +231,17 @@ class TestStop:
         assert platform.end(signal.SIGINT) == 0
         wait_until_ended(parent)
         assert not is_group_alive(pgid=parent)
+
+
+class TestStopGroup:
+    def test_stops_a_process_also_for_who_has_a_thousand_files_open(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+        identity = Identity.of(pid=child.pid)
+        assert identity is not None
+        many = [os.dup(0) for _ in range(1_024)]  # so that the number of its pidfd is past what select() takes
+        try:
+            assert stop_group(identity=identity, signum=signal.SIGTERM, deadline=30.0)
+        finally:
+            for descriptor in many:
+                os.close(descriptor)
+        assert child.wait() == -signal.SIGTERM
