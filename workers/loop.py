@@ -21,6 +21,7 @@ from workers.attempt import Attempt
 from workers.config import WorkerSettings
 from workers.drain import drain
 from workers.engines.base import EngineError, EngineFacts
+from workers.evidence import Evidence, Held
 from workers.ports import Ports
 from workers.publish import Lane
 from workers.registration import Heartbeat, publish_card, publish_heartbeat, read_card, withdraw_heartbeat
@@ -53,9 +54,20 @@ class Worker:
         self._poke = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
+        self._evidence = Evidence(
+            redis,
+            pool=settings.pool_name,
+            worker_id=settings.worker_name,
+            log_file=settings.log_dir / f"{settings.worker_name}.engine.log",
+            clock=ports.clock,
+        )
 
     def poke(self) -> None:
         """The engine came up or went down: look again whether there is work, and say so."""
+        if not self._ports.host.ready:
+            self._evidence.note(
+                [Held(request_id=each.request_id, attempt=each.claim.attempt) for each in self._ports.publisher.lanes]
+            )
         self._poke.set()
         self._beat_now.set()
 
@@ -65,6 +77,7 @@ class Worker:
             self._ports.publisher.run,
             self._ports.attempts.run,
             self._ports.evaluation.run,
+            self._evidence.run,
             self._ports.policies.keep_warm,
             self._listen,
             self._beat,

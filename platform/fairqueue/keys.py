@@ -33,6 +33,14 @@ class PoolKeys:
         """STREAM of dead letters, bounded in length."""
         return self.prefix + "dead"
 
+    def death(self, death_id: str) -> str:
+        """STRING, JSON: what an engine said last, and what its worker held. For a week."""
+        return f"{self.prefix}death:{death_id}"
+
+    def deaths_of(self, request_id: str) -> str:
+        """LIST of ids of the engine deaths that a request was held in. For a week."""
+        return f"{self.prefix}deaths:{request_id}"
+
     def wake(self, worker_id: str) -> str:
         """LIST on which an idle worker blocks."""
         return f"{self.prefix}wake:{worker_id}"

@@ -39,6 +39,7 @@ def alive(pid: int) -> bool:
 
 
 ENDLESS = {"ignore_eos": True}
+ODD = {**ENDLESS, "seed": 1}  # not plain: no other engine can go on with it
 
 
 class TestEngineDeath:
@@ -56,9 +57,11 @@ class TestEngineDeath:
         assert status.engine_deaths == 1
         assert len(await pool.usage()) == 1
 
-    async def test_after_output_ends_with_an_error_and_bills_what_was_logged(self, pool, start, sim, tmp_path):
+    async def test_after_output_that_cannot_be_replayed_ends_with_an_error_and_bills_what_was_logged(
+        self, pool, start, sim, tmp_path
+    ):
         sim(decode_tokens_per_second=30)
-        asked = await pool.submit(ticket(chat("hello", **ENDLESS), max_tokens=2_000))
+        asked = await pool.submit(ticket(chat("hello", **ODD), max_tokens=2_000))
         async with start():
             await pool.until_released(asked.request_id, 4)
             os.kill(engine_of(tmp_path)["pid"], signal.SIGKILL)
@@ -83,10 +86,36 @@ class TestEngineDeath:
             assert (await pool.final(again.request_id)).outcome is Outcome.OK
 
 
+class TestEvidence:
+    async def test_of_an_engine_death_names_the_requests_it_hit_and_ends_with_what_the_engine_said(
+        self, pool, start, sim, tmp_path
+    ):
+        sim(prefill_tokens_per_second=20)
+        asked = await pool.submit(ticket(chat("say: second time lucky")))
+        async with start():
+            await pool.until_state(asked.request_id, JobState.RUNNING)
+            with (tmp_path / "logs" / "w1.engine.log").open("a") as log:
+                log.write("Fatal: block table is gone\n")
+            os.kill(engine_of(tmp_path)["pid"], signal.SIGKILL)
+            assert (await pool.final(asked.request_id)).outcome is Outcome.OK
+        keys = pool.queue.keys
+        [death] = await pool.redis.lrange(keys.deaths_of(asked.request_id), 0, -1)
+        evidence = orjson.loads(await pool.redis.get(keys.death(death.decode())))
+        assert (evidence["worker"], evidence["held"]) == ("w1", [{"request": asked.request_id, "attempt": 1}])
+        assert "Fatal: block table is gone\n" in evidence["log"]
+        assert 0 < await pool.redis.pttl(keys.death(death.decode())) <= 7 * 86_400_000
+
+    async def test_is_not_kept_of_a_worker_that_stops(self, pool, start):
+        asked = await pool.submit(ticket(chat("say: hi")))
+        async with start():
+            await pool.final(asked.request_id)
+        assert await pool.redis.keys("*death*") == []
+
+
 class TestHungEngine:
     async def test_is_killed_and_replaced(self, pool, start, sim, tmp_path):
         sim(hang_after_tokens=6)
-        asked = await pool.submit(ticket(chat("hello", **ENDLESS), max_tokens=100))
+        asked = await pool.submit(ticket(chat("hello", **ODD), max_tokens=100))
         async with start(EngineSettings(stall_seconds=1.5)):
             await pool.until_released(asked.request_id, 5)
             hung = engine_of(tmp_path)["pid"]
@@ -99,7 +128,7 @@ class TestHungEngine:
 class TestWorkerDeath:
     async def test_by_kill_loses_no_request_and_leaves_no_engine(self, pool, spawn, tmp_path):
         slow = {"WEIR_SIM_DECODE_TOKENS_PER_SECOND": "30", "WEIR_ENGINE_MAX_NUM_SEQS": "1"}
-        running = await pool.submit(ticket(chat("hello", **ENDLESS), max_tokens=2_000))
+        running = await pool.submit(ticket(chat("hello", **ODD), max_tokens=2_000))
         waiting = await pool.submit(ticket(chat("say: patience")))
         async with spawn(**slow) as process:
             await pool.until_released(running.request_id, 4)
@@ -144,9 +173,9 @@ class TestDrain:
         assert (status.state, status.engine_deaths, status.lapses) == (JobState.QUEUED, 0, 0)
         assert await pool.usage() == []
 
-    async def test_ends_what_has_output_at_its_deadline(self, pool, start, sim):
+    async def test_ends_what_has_output_that_cannot_be_replayed_at_its_deadline(self, pool, start, sim):
         sim(decode_tokens_per_second=20)
-        asked = await pool.submit(ticket(chat("hello", **ENDLESS), max_tokens=2_000))
+        asked = await pool.submit(ticket(chat("hello", **ODD), max_tokens=2_000))
         async with start(drain_seconds=0.1):
             await pool.until_released(asked.request_id, 3)
         final = await pool.final(asked.request_id)
