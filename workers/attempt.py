@@ -8,20 +8,23 @@ billed.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import orjson
 import structlog
 from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
+from contracts.jobs import Endpoint
 from fairqueue.messages import AbortReason
 from safety.policy import PolicyError
 from safety.published import PolicyMissing
 from safety.stream import OutputGuard
 from safety.verdicts import Stage
 from workers.closing import Closing
-from workers.engines.base import EngineBroke, EngineGone, EngineRefused, EngineRequest
+from workers.continuation import CannotContinue, as_continued, is_plain, plan, read_past
+from workers.engines.base import EngineBroke, EngineChunk, EngineGone, EngineRefused, EngineRequest
 from workers.frames import FrameBuilder
 from workers.latency import LatencyTrack
 from workers.ports import TELL_PAUSES, Ports
@@ -44,6 +47,7 @@ class Attempt:
         self._ticket = lane.claim.ticket
         self._counts = lane.claim.counts
         self._builder: FrameBuilder | None = None
+        self._replayed = 0
         self._track = LatencyTrack(
             claimed_at=ports.clock.monotonic(),
             edge_us=self._ticket.edge_us,
@@ -63,8 +67,6 @@ class Attempt:
             log.info("request_given_back", request_id=self._ticket.request_id, why=str(why))
 
     async def _serve(self) -> Verdict:
-        if self._claim.log_length:
-            return LOST  # its output cannot be continued by this engine; what was released stands
         if not await self._start():
             return HOLD_ENDED
         try:
@@ -72,12 +74,19 @@ class Attempt:
         except (PolicyMissing, PolicyError, RedisError) as error:
             log.warning("policy_unavailable", request_id=self._ticket.request_id, error=type(error).__name__)
             return NO_POLICY
-        self._builder = FrameBuilder(self._ticket, guard)
+        body = orjson.loads(self._ticket.body)
+        keeps_ids = self._ports.host.adapter.capabilities.replays and is_plain(self._ticket, body)
+        self._builder = FrameBuilder(self._ticket, guard, keeps_ids=keeps_ids)
         try:
-            return await self._generate(self._builder)
+            return await self._generate(self._builder, body)
         except EngineRefused as error:
             log.warning("engine_refused", request_id=self._ticket.request_id, param=error.param, error=str(error))
-            return explain(error, orjson.loads(self._ticket.body))
+            return LOST if self._claim.log_length else explain(error, body)
+        except CannotContinue as error:
+            log.warning("not_continued", request_id=self._ticket.request_id, why=str(error))
+            return LOST  # what was released stands
+        except RedisError:
+            await self._hand_back("its log cannot be read")
 
     async def _start(self) -> bool:
         """The hold runs under this fence from here on; without it (False) nothing is generated."""
@@ -99,14 +108,14 @@ class Attempt:
             return None
         return OutputGuard(policy, self._ports.validators, monotonic=self._ports.clock.monotonic)
 
-    async def _generate(self, builder: FrameBuilder) -> Verdict:
+    async def _generate(self, builder: FrameBuilder, body: dict[str, Any]) -> Verdict:
         """Read the engine until it is done, the guard blocks, or somebody aborts. Raises EngineRefused."""
         incarnation = self._ports.host.incarnation
         if self._lane.abort_reason:
             return await self._aborted()
         try:
             async with self._abortable():
-                await self._read(builder)
+                await self._read(builder, body)
         except EngineGone as error:
             return await self._engine_gone(incarnation, error)
         except EngineBroke as error:
@@ -138,14 +147,17 @@ class Attempt:
         finally:
             self._lane.on_abort = None
 
-    async def _read(self, builder: FrameBuilder) -> None:
+    async def _read(self, builder: FrameBuilder, body: dict[str, Any]) -> None:
         ports, lane, clock = self._ports, self._lane, self._ports.clock
-        request = self._engine_request()
+        request = await self._resume(builder, body) if self._claim.log_length else self._engine_request(body)
+        if builder.finished:
+            return
         self._track.sent_at = clock.monotonic()
         async with ports.host.adapter.generate(request) as chunks:
             async for chunk in chunks:
                 arrived = clock.monotonic()
                 ports.host.note_progress()
+                chunk = self._counted(chunk)
                 if chunk.counts.completion > self._counts.completion:
                     self._track.token(at=arrived)
                 self._counts = chunk.counts
@@ -153,30 +165,64 @@ class Attempt:
                 released = clock.monotonic()
                 self._track.guard_seconds += released - arrived
                 self._track.release(at=released, tokens=builder.delivered_tokens)
-                ports.publisher.put(lane, frames=frames, counts=chunk.counts, delivered_tokens=builder.delivered_tokens)
+                ports.publisher.put(
+                    lane,
+                    frames=frames,
+                    counts=chunk.counts,
+                    delivered_tokens=builder.delivered_tokens,
+                    ids=builder.take_ids(frames=len(frames)),
+                )
                 if builder.blocked:
                     return
                 await ports.publisher.room()
 
-    def _engine_request(self) -> EngineRequest:
+    async def _resume(self, builder: FrameBuilder, body: dict[str, Any]) -> EngineRequest:
+        """Go on where an attempt before this one was lost. Raises CannotContinue, RedisError."""
+        claim, adapter = self._claim, self._ports.host.adapter
+        past = await read_past(self._ports.queue, claim)
+        request, past = await plan(adapter, ticket=self._ticket, claim=claim, past=past, body=body)
+        self._replayed = len(past.ids)
+        fits = await builder.resume(
+            text=past.text,
+            shown=past.shown,
+            tokens=self._replayed,
+            finish_reason=past.finish_reason,
+            is_cut=past.is_cut,
+        )
+        if not fits:
+            raise CannotContinue("its released ids say another text than was released")
+        builder.delivered_tokens = max(builder.delivered_tokens, claim.counts.completion)
+        self._counts = replace(claim.counts, completion=max(claim.counts.completion, self._replayed))
+        self._track.resume(tokens=builder.delivered_tokens)
+        log.info("request_continued", request_id=self._ticket.request_id, tokens=self._replayed, attempt=claim.attempt)
+        return request
+
+    def _counted(self, chunk: EngineChunk) -> EngineChunk:
+        """The chunk as one of the whole request, whose first tokens an earlier attempt may have made."""
+        if not self._claim.log_length:
+            return chunk
+        chat = self._ticket.endpoint is Endpoint.CHAT
+        return as_continued(chunk, chat=chat, before=self._claim.counts, tokens=self._replayed)
+
+    def _engine_request(self, body: dict[str, Any]) -> EngineRequest:
         ticket = self._ticket
         return EngineRequest(
             request_id=f"{ticket.request_id}-{self._claim.attempt}",
             endpoint=ticket.endpoint,
-            body=orjson.loads(ticket.body),
+            body=body,
             max_tokens=ticket.max_tokens,
             cache_salt=ticket.cache_salt,
         )
 
     async def _engine_gone(self, incarnation: int, error: Exception) -> Verdict:
-        """A death requeues what had released nothing; the queue ends the rest. A live engine failed this one alone."""
+        """A death requeues what had released nothing, or can go on elsewhere. A live engine failed this one alone."""
         log.warning("engine_gone", request_id=self._ticket.request_id, error=str(error))
         self._lane.waits_for_engine = False  # the lease lives on while it is found out what happened
         died = await self._ports.host.has_died(incarnation=incarnation)
         logged = await self._ports.publisher.seal(self._lane)
         if self._lane.abort_reason:
             return await self._aborted()
-        if not died or logged:
+        if not died or (logged and not self._lane.replayable):
             return BROKE
         await self._tell(
             "engine_died",
@@ -190,14 +236,14 @@ class Attempt:
         await self._ports.publisher.seal(self._lane)
         reason = self._lane.abort_reason
         if reason == DRAINED:
-            if self._lane.last_seq:
+            if self._lane.last_seq and not self._lane.replayable:
                 return LOST
             await self._hand_back("this worker drains")
         if reason == AbortReason.FENCE:
             raise GivenBack("its fence is another worker's")
         return ABORTED[AbortReason(reason)]
 
-    async def _hand_back(self, why: str) -> None:
+    async def _hand_back(self, why: str) -> NoReturn:
         await self._tell(
             "hand_back",
             self._ports.queue.hand_back,

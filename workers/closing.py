@@ -75,7 +75,7 @@ class Closing:
 
     def _record(self, verdict: Verdict, *, log_key: str) -> UsageRecord:
         ticket, policy, builder = self._ticket, self._ticket.policy, self._builder
-        if self._lane.first_released_at is not None:
+        if self._lane.first_released_at is not None and not self._claim.log_length:  # else not the first at all
             self._track.first_release_at = self._lane.first_released_at
         return UsageRecord(
             request_id=ticket.request_id,
@@ -113,8 +113,6 @@ class Closing:
             return self._counts
         if not self._lane.last_seq:
             return TokenCounts()
-        if self._claim.log_length:
-            return self._claim.counts
         completion = min(self._counts.completion, self._lane.logged_tokens)
         return replace(self._counts, completion=completion, reasoning=min(self._counts.reasoning, completion))
 

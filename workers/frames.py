@@ -13,11 +13,13 @@ from typing import Any, Protocol
 import orjson
 
 from contracts.jobs import Endpoint, Ticket
+from fairqueue.messages import pack_ids
 from workers.engines.base import EngineBroke, EngineChunk
 
 CONTENT_FILTER = "content_filter"
 _ENGINE_ONLY_CHUNK = ("usage", "prompt_token_ids", "kv_transfer_params")
 _ENGINE_ONLY_CHOICE = ("token_ids", "prompt_token_ids")
+_PLAIN_DELTA = ("role", "content")
 _USUAL_CHUNK = frozenset({"id", "object", "created", "model", "choices", *_ENGINE_ONLY_CHUNK})
 
 
@@ -50,9 +52,12 @@ class _Choice:
 
 
 class FrameBuilder:
-    """Frames of one request, chunk by chunk. `guard` None: the tenant has no output rules."""
+    """Frames of one request, chunk by chunk. `guard` None: the tenant has no output rules.
 
-    def __init__(self, ticket: Ticket, guard: Guard | None) -> None:
+    `keeps_ids`: another engine could go on with the request from its tokens, so their ids are kept for the log.
+    """
+
+    def __init__(self, ticket: Ticket, guard: Guard | None, *, keeps_ids: bool = False) -> None:
         self._ticket = ticket
         self._guard = guard
         self._chat = ticket.endpoint is Endpoint.CHAT
@@ -68,6 +73,8 @@ class FrameBuilder:
         self._released = 0
         self._marks: deque[tuple[int, int]] = deque()
         self._blocked = False
+        self._ids: list[int] | None = [] if keeps_ids else None  # of what no frame has carried yet
+        self._identified = 0
         self.delivered_tokens = 0
 
     @property
@@ -103,6 +110,7 @@ class FrameBuilder:
         """
         if self._blocked:
             return []
+        self._note_ids(chunk)
         usual = self._usual(chunk.body)
         if usual is not None:
             self._mark(chunk.counts.completion)
@@ -117,6 +125,51 @@ class FrameBuilder:
                 kept.append(choice)
         self._mark(chunk.counts.completion)
         return [self._frame(chunk.body, kept)] if kept else []
+
+    def _note_ids(self, chunk: EngineChunk) -> None:
+        """Ids are worth keeping only while all tokens have one and all text is content."""
+        if self._ids is None:
+            return
+        for choice in chunk.body["choices"]:
+            ids = choice.get("token_ids")
+            if ids:
+                self._ids += ids
+                self._identified += len(ids)
+            delta = choice.get("delta")
+            if delta and len(delta) > 1 and any(delta[name] for name in delta if name not in _PLAIN_DELTA):
+                self._ids = None
+                return
+        if self._identified != chunk.counts.completion:
+            self._ids = None
+
+    def take_ids(self, *, frames: int) -> list[bytes] | None:
+        """For each of the frames just built the ids that go into the log with it. None: no other engine could go on.
+
+        A frame carries all ids since the one before: also of tokens whose text the guard still holds back, since what
+        it lets go is a function of all that it was fed.
+        """
+        if self._ids is None or self._blocked:
+            return None
+        if not frames:
+            return []
+        packed = pack_ids(self._ids)
+        self._ids.clear()
+        return [packed, *[b""] * (frames - 1)]
+
+    async def resume(self, *, text: str, shown: str, tokens: int, finish_reason: str, is_cut: bool) -> bool:
+        """Stand where the attempt before stopped, after `tokens` tokens that say `text`. False: it released another
+        text than `shown`, so what follows would not fit."""
+        state = self._choices[0]
+        place = ("content" if self._chat else "text", 0)
+        released = await self._pass(0, state, "content", place, text)
+        if finish_reason:
+            released += await self._finish_channel(0, state, "content")
+            state.finish_reason = finish_reason
+        self._identified = tokens
+        if is_cut:
+            self._ids = None  # those in the pool end with more than what is generated again
+        self._mark(tokens)
+        return not self._blocked and released == shown
 
     def _usual(self, body: dict[str, Any]) -> bytes | None:
         """The frame of a chunk that is nothing but more content, as nearly all are; None for any other.

@@ -73,6 +73,10 @@ class LatencyTrack:
         self._last_release_at = at
         self._released_tokens = tokens
 
+    def resume(self, *, tokens: int) -> None:
+        """Text of so many tokens was released by an attempt before this one: their times are not known here."""
+        self._released_tokens = tokens
+
     def timings(self, *, at: float) -> Timings:
         """All durations, for a request that ends now. Time to first token is 0 when nothing was released."""
         prefill = decode = ttft = 0

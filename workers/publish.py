@@ -38,12 +38,16 @@ class Lane:
     """The way of one running request to its log.
 
     `counts` and `delivered_tokens` are as of the last frame handed over, `logged_tokens` as of the last frame logged.
+    `pending_ids`, beside `pending`, are the token ids that each frame carries while the request is `replayable`: while
+    all of its frames have theirs, so that another worker could go on with it.
     `flushed`: nothing is on its way, and nothing waits to be sent (an abort means that what waits never will be).
     """
 
     claim: Claim
     next_seq: int
     pending: list[bytes] = field(default_factory=list)
+    pending_ids: list[bytes] = field(default_factory=list)
+    replayable: bool = True
     in_flight: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
     delivered_tokens: int = 0
@@ -109,7 +113,10 @@ class Publisher:
 
     def open(self, claim: Claim) -> Lane:
         """From now on the request is in every heartbeat."""
-        lane = Lane(claim=claim, next_seq=claim.log_length + 1)
+        out = claim.counts.completion  # of earlier attempts, where this one goes on
+        lane = Lane(
+            claim=claim, next_seq=claim.log_length + 1, counts=claim.counts, delivered_tokens=out, logged_tokens=out
+        )
         lane.flushed.set()
         self._lanes[lane.request_id] = lane
         return lane
@@ -117,11 +124,23 @@ class Publisher:
     def close(self, lane: Lane) -> None:
         self._pending -= len(lane.pending)
         lane.pending.clear()
+        lane.pending_ids.clear()
         self._lanes.pop(lane.request_id, None)
         self._make_room()
 
-    def put(self, lane: Lane, *, frames: list[bytes], counts: TokenCounts, delivered_tokens: int) -> None:
-        """Hand over what a chunk released; `counts` are cumulative. After an abort nothing more is taken."""
+    def put(
+        self,
+        lane: Lane,
+        *,
+        frames: list[bytes],
+        counts: TokenCounts,
+        delivered_tokens: int,
+        ids: list[bytes] | None = None,
+    ) -> None:
+        """Hand over what a chunk released; `counts` are cumulative. After an abort nothing more is taken.
+
+        `ids`: the token ids of each frame, packed; None: no other worker could go on after these.
+        """
         if lane.abort_reason:
             return
         lane.counts = counts
@@ -130,6 +149,8 @@ class Publisher:
         if frames:
             begins = lane.next_seq == 1 and not lane.pending and not counts.completion
             lane.pending += frames
+            lane.replayable = lane.replayable and ids is not None
+            lane.pending_ids += ids or [b""] * len(frames)
             lane.flushed.clear()
             self._pending += len(frames)
             if self._pending >= self._frames_pending_max:
@@ -141,6 +162,7 @@ class Publisher:
         """Drop what was never sent and wait for what is on its way. Returns the seq of the last frame logged."""
         dropped = len(lane.pending) - lane.in_flight
         del lane.pending[lane.in_flight :]
+        del lane.pending_ids[lane.in_flight :]
         self._pending -= dropped
         self._make_room()
         if not lane.in_flight:
@@ -206,6 +228,7 @@ class Publisher:
             counts=lane.counts,
             delivered_tokens=lane.delivered_tokens,
             progressed=progressed,
+            ids=lane.pending_ids[:FRAMES_MAX] if lane.replayable else (),
         )
 
     async def _send(self, entries: list[StepEntry]) -> StepReply | None:
@@ -228,6 +251,7 @@ class Publisher:
         if lane.request_id not in self._lanes:
             return  # closed meanwhile; its frames were given back there
         del lane.pending[:sent]
+        del lane.pending_ids[:sent]
         self._pending -= sent
         lane.next_seq += sent
         if not lane.pending or lane.abort_reason:

@@ -94,7 +94,12 @@ def _uploader(s3_url: str) -> Uploader | None:
 
 
 def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, late: _Late) -> EngineHost:
-    capabilities = replace(capabilities_of(settings.engine), tools=_calls_tools(settings, engine))
+    capabilities = capabilities_of(settings.engine)
+    capabilities = replace(
+        capabilities,
+        tools=_calls_tools(settings, engine),
+        replays=capabilities.replays and not _reasons(engine),
+    )
     connections_max = engine.max_num_seqs + 16  # probes beside a full batch
     if settings.engine is EngineKind.OPENAI:
         if not settings.engine_url:
@@ -135,6 +140,11 @@ def _calls_tools(settings: WorkerSettings, engine: EngineSettings) -> bool:
     """vLLM refuses every tool choice but `none` without a parser; of others only their own answer tells."""
     parsers = engine.tool_call_parser or "--tool-call-parser" in engine.extra_args
     return settings.engine is not EngineKind.VLLM or bool(parsers)
+
+
+def _reasons(engine: EngineSettings) -> bool:
+    """A parser that parts thoughts from words has a state that token ids alone do not bring back."""
+    return bool(engine.reasoning_parser) or "--reasoning-parser" in engine.extra_args
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:

@@ -4,11 +4,11 @@ Invariants: counts come from the engine's own usage, cumulative over all choices
 aborted; a finish reason is the engine's word, never made up here.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from contracts.jobs import Endpoint
 from contracts.tokens import TokenCounts
@@ -57,9 +57,12 @@ class Capabilities:
     request_id: bool  # takes our id for its own logs
     progress: bool  # /metrics with vLLM's names
     tools: bool = True  # calls tools; where not, a request that could lead to a call is refused before the queue
+    replays: bool = False  # goes on from token ids where another engine stopped (`Replaying`)
 
 
-FULL = Capabilities(continuous_usage=True, token_ids=True, cache_salt=True, request_id=True, progress=True)
+FULL = Capabilities(
+    continuous_usage=True, token_ids=True, cache_salt=True, request_id=True, progress=True, replays=True
+)
 PLAIN = Capabilities(continuous_usage=False, token_ids=False, cache_salt=False, request_id=False, progress=False)
 
 
@@ -129,6 +132,17 @@ class EngineAdapter(Protocol):
     async def stats(self) -> EngineStats: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Replaying(Protocol):
+    """An adapter whose engine also speaks in token ids. Raises EngineGone, EngineRefused, EngineBroke."""
+
+    async def tokenize(self, *, endpoint: Endpoint, body: Mapping[str, Any]) -> list[int]:
+        """The prompt of a request, as `generate` would make it of `body`."""
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included."""
 
 
 class EngineHost(Protocol):

@@ -6,7 +6,7 @@ replaces what was counted for it before and is never added twice. Every wait has
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from contracts.jobs import Endpoint
 from contracts.tokens import TokenCounts
 from workers.engines import prometheus
 from workers.engines.base import (
@@ -29,6 +30,7 @@ from workers.engines.base import (
 from workers.engines.sse import EventReader, EventTooLarge
 
 PROBE_SECONDS = 5.0
+ASK_SECONDS = 30.0  # an engine that shares its process with its model answers between two steps
 KEEP_SECONDS = 3.0  # an idle connection; engines close theirs after five, and a request must not meet that
 OK = 200
 ERROR_TEXT_MAX = 500
@@ -175,6 +177,31 @@ class HttpEngine:
             raise EngineBroke(str(error)) from error
         if not done:
             raise EngineGone("the engine ended its stream before it was done")
+
+    async def tokenize(self, *, endpoint: Endpoint, body: Mapping[str, Any]) -> list[int]:
+        """Token ids of a request's prompt. Raises EngineGone, EngineRefused, EngineBroke."""
+        field = "messages" if endpoint is Endpoint.CHAT else "prompt"
+        tokens = await self._ask("/tokenize", {"model": self._model, field: body[field]}, "tokens")
+        return [int(token) for token in tokens]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Their text, special tokens included. Raises EngineGone, EngineRefused, EngineBroke."""
+        return str(await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, "prompt"))
+
+    async def _ask(self, path: str, body: dict[str, Any], field: str) -> Any:
+        patience = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._client().post(
+                self._url + path, data=orjson.dumps(body), headers=headers, timeout=patience, allow_redirects=False
+            ) as response:
+                if response.status != OK:
+                    await self._refuse(response)
+                return orjson.loads(await response.read())[field]
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineGone(f"the engine did not answer {path}: {type(error).__name__}") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineBroke(f"the engine's answer to {path} cannot be read: {error}") from error
 
     async def health(self) -> bool:
         try:

@@ -57,9 +57,7 @@ class TestEngineDeath:
         assert status.engine_deaths == 1
         assert len(await pool.usage()) == 1
 
-    async def test_after_output_that_cannot_be_replayed_ends_with_an_error_and_bills_what_was_logged(
-        self, pool, start, sim, tmp_path
-    ):
+    async def test_after_output_without_a_way_on_ends_with_an_error_billed_by_its_log(self, pool, start, sim, tmp_path):
         sim(decode_tokens_per_second=30)
         asked = await pool.submit(ticket(chat("hello", **ODD), max_tokens=2_000))
         async with start():

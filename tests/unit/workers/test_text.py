@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workers.engines.simulated.model import LocalModel
-from workers.engines.simulated.text import Wish, decide_answer
+from workers.engines.simulated.text import Wish, continue_answer, decide_answer
 from workers.engines.simulated.toy import write_toy_model
 
 
@@ -56,3 +56,43 @@ class TestDecideAnswer:
 
     def test_releases_all_text_when_no_stop_string_comes(self, model):
         assert "".join(decide(model, "say: one two", stop=("two!",)).pieces) == "one two"
+
+
+class TestContinueAnswer:
+    @pytest.mark.parametrize("bytewise", [False, True])
+    @pytest.mark.parametrize("prompt", ["Tell me of rivers.", "say: 水は the the the 🌊 the end"])
+    def test_gives_the_rest_of_an_answer_wherever_it_broke_off(self, model, prompt, bytewise):
+        ids, text = model.chat(messages=[{"role": "user", "content": prompt}], tools=None)
+        whole = decide(model, text, bytewise=bytewise)
+        for cut in range(1, len(whole.tokens)):
+            rest = continue_answer(
+                tokenizer=model.tokenizer,
+                eos=model.eos,
+                prompt=[*ids, *whole.tokens[:cut]],
+                wish=Wish(max_tokens=200 - cut),
+                bytewise=bytewise,
+            )
+            assert rest is not None
+            assert rest.tokens == whole.tokens[cut:]
+            assert rest.pieces == whole.pieces[cut:]
+            assert rest.finish_reason == whole.finish_reason
+
+    def test_goes_on_to_the_same_length_when_the_end_is_ignored(self, model):
+        ids, text = model.complete("Once upon a time")
+        whole = decide(model, text, ignore_eos=True, max_tokens=90)
+        rest = continue_answer(
+            tokenizer=model.tokenizer,
+            eos=model.eos,
+            prompt=[*ids, *whole.tokens[:40]],
+            wish=Wish(max_tokens=50, ignore_eos=True),
+            bytewise=False,
+        )
+        assert rest is not None
+        assert rest.tokens == whole.tokens[40:]
+        assert rest.finish_reason == "length"
+
+    def test_knows_no_answer_in_another_prompt(self, model):
+        ids, _ = model.complete("Nothing is lost here")
+        wish = Wish(max_tokens=9)
+        rest = continue_answer(tokenizer=model.tokenizer, eos=model.eos, prompt=ids, wish=wish, bytewise=False)
+        assert rest is None

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from contracts.clock import Clock
-from workers.engines.simulated.dialect import BadRequest, Call, read_call
+from workers.engines.simulated.dialect import BadRequest, Call, read_call, read_text, read_tokens
 from workers.engines.simulated.engine import Emission, Fault, Generation, GenerationFailed, SimulatedEngine
 from workers.engines.simulated.model import LocalModel
 
@@ -47,6 +47,8 @@ class SimulatedApp:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/v1/chat/completions"): self._generate,
             ("POST", "/v1/completions"): self._generate,
+            ("POST", "/tokenize"): self._tokens,
+            ("POST", "/detokenize"): self._tokens,
         }
         handler = routes.get((scope["method"], scope["path"]))
         if handler is None:
@@ -96,6 +98,16 @@ class SimulatedApp:
         info = f'block_size="{settings.block_tokens}",cache_dtype="auto",num_gpu_blocks="{settings.blocks}"'
         lines = [f"vllm:{name}{label} {value}" for name, value in values.items()]
         return "\n".join([*lines, f"vllm:cache_config_info{{{info}}} 1.0", ""])
+
+    async def _tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = read_text if scope["path"] == "/detokenize" else read_tokens
+        try:
+            body = json.loads(await _body(receive))
+            if not isinstance(body, dict):
+                raise BadRequest("the body is not an object")
+            await _json(send, 200, read(body=body, model=self.model))
+        except ValueError as error:
+            await _json(send, 400, _error(str(error), 400, param=getattr(error, "param", None)))
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         chat = scope["path"].endswith("/chat/completions")

@@ -8,7 +8,7 @@ from typing import Any
 from workers.engines.simulated.instance import ANY_OBJECT, NoInstance, instance_of
 from workers.engines.simulated.model import LocalModel, PromptError
 from workers.engines.simulated.scheduler import Sequence
-from workers.engines.simulated.text import Answer, Wish, decide_answer
+from workers.engines.simulated.text import Answer, Wish, continue_answer, decide_answer
 
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
@@ -150,7 +150,7 @@ def read_call(
         model=served,
         prompt=tuple(prompt),
         answers=tuple(
-            decide_answer(tokenizer=model.tokenizer, eos=model.eos, prompt_text=text, wish=wish, bytewise=bytewise)
+            _answer(model, given=body.get("prompt"), prompt=prompt, text=text, wish=wish, bytewise=bytewise)
             for wish in wishes
         ),
         salt=str(body.get("cache_salt") or ""),
@@ -163,6 +163,34 @@ def read_call(
         created=created,
         name=str(body.get("request_id") or uuid.uuid4().hex),
     )
+
+
+def _answer(model: LocalModel, *, given: object, prompt: list[int], text: str, wish: Wish, bytewise: bool) -> Answer:
+    """A prompt of token ids may be an answer of this engine that broke off: then its rest is the answer."""
+    rest = None
+    if isinstance(given, list) and given and isinstance(given[0], int):
+        rest = continue_answer(tokenizer=model.tokenizer, eos=model.eos, prompt=prompt, wish=wish, bytewise=bytewise)
+    return rest or decide_answer(
+        tokenizer=model.tokenizer, eos=model.eos, prompt_text=text, wish=wish, bytewise=bytewise
+    )
+
+
+def read_tokens(*, body: dict[str, Any], model: LocalModel) -> dict[str, Any]:
+    """What /tokenize answers. Raises BadRequest."""
+    try:
+        messages = body.get("messages")
+        ids, _ = model.complete(body.get("prompt")) if messages is None else model.chat(messages=messages, tools=None)
+    except (PromptError, KeyError, TypeError) as error:
+        raise BadRequest(f"prompt cannot be read: {error}") from error
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.context_tokens}
+
+
+def read_text(*, body: dict[str, Any], model: LocalModel) -> dict[str, Any]:
+    """What /detokenize answers. Raises BadRequest."""
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise BadRequest("`tokens` must be a list of token ids", param="tokens")
+    return {"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)}
 
 
 def _wishes(body: dict[str, Any], *, room: int) -> list[Wish]:

@@ -2,12 +2,13 @@
 
 A prompt whose last line with `say:` names a text is answered with that text, so that a test can make the engine say
 anything through every layer above it. Nothing else in a prompt changes how the engine works. A request for JSON gets
-JSON whatever its prompt says.
+JSON whatever its prompt says. A prompt of token ids that ends within an answer of this engine is answered with its
+rest, as a model does that goes on from the tokens before.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -62,6 +63,27 @@ def decide_answer(*, tokenizer: Tokenizer, eos: int | None, prompt_text: str, wi
         tokens, finish = [*tokens, eos], "stop"
     tokens = tokens[: wish.max_tokens]
     return _cut_at_stop(tokens, list(_pieces(tokenizer, tokens)), finish, wish.stop)
+
+
+def continue_answer(
+    *, tokenizer: Tokenizer, eos: int | None, prompt: list[int], wish: Wish, bytewise: bool
+) -> Answer | None:
+    """The rest of an answer that `prompt` ends within, `max_tokens` of it at most; None where it ends within none."""
+    encode = _bytewise(tokenizer) if bytewise else lambda part: tokenizer.encode(part, add_special_tokens=False).ids
+    said = _said(tokenizer.decode(prompt, skip_special_tokens=False))
+    first = {ids[0] for ids in map(encode, (*SENTENCES, said)) if ids}
+    for begin in (index for index in range(1, len(prompt)) if prompt[index] in first):
+        spoken = prompt[begin:]
+        answer = decide_answer(
+            tokenizer=tokenizer,
+            eos=eos,
+            prompt_text=tokenizer.decode(prompt[:begin], skip_special_tokens=False),
+            wish=replace(wish, max_tokens=wish.max_tokens + len(spoken)),
+            bytewise=bytewise,
+        )
+        if len(answer.tokens) > len(spoken) and list(answer.tokens[: len(spoken)]) == spoken:
+            return replace(answer, tokens=answer.tokens[len(spoken) :], pieces=answer.pieces[len(spoken) :])
+    return None
 
 
 def _said(prompt_text: str) -> str:
