@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from controlplane.local.children import NotReady
 from controlplane.local.model import MODEL
-from infra.bench import admission, fairness, gateway, overhead, queue, soak, stream
+from infra.bench import admission, fairness, gateway, metering, overhead, queue, soak, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -22,6 +23,7 @@ from infra.bench.stream_stage import inline_platform, redis_of, stage
 from infra.bench.traces import NoTrace
 from infra.setup.bootstrap import SetupFailed
 from infra.sim.fairness import RULES
+from stores.clickhouse import ClickHouseError
 
 Rows = Sequence[tuple[str, str]]
 
@@ -149,6 +151,25 @@ async def run_queue(_: None, options: Options, start: Start) -> Finished:
     )
 
 
+async def run_metering(_: None, options: Options, start: Start) -> Finished:
+    """Bench `metering` on stores of its own; `--requests` rows in all. Raises BenchFailed."""
+    plan = metering.Plan()
+    if options.requests:
+        rows = max(options.requests // metering.PARTS, 1) * metering.PARTS
+        plan = replace(plan, rows=rows, records=min(plan.records, rows))
+    try:
+        with tempfile.TemporaryDirectory(prefix="weir-bench-") as name:
+            async with private_valkey() as redis:
+                found = await metering.run(redis=redis, directory=Path(name), plan=plan, advance=start(plan.steps))
+    except (metering.WrongCount, ClickHouseError) as error:
+        raise BenchFailed(str(error)) from error
+    lines = metering.measures(found)
+    return Finished(
+        measures=lines,
+        record={"machine": machine_rows(), "aims": metering.verdict_rows(found, lines)},
+    )
+
+
 async def run_stream(_: None, options: Options, start: Start) -> Finished:
     """Bench `stream` on a platform of its own. Raises BenchFailed, InstanceFailed."""
     plan = stream.Plan()
@@ -264,6 +285,12 @@ BENCHES = {
             name=queue.NAME,
             about="the fair queue alone: cycles a second by tenants, wake to claim, bytes of a request that waits",
             run=run_queue,
+            platform=False,
+        ),
+        Bench(
+            name=metering.NAME,
+            about="usage into ClickHouse: records a second, bytes of a row, a month reported, closed and priced anew",
+            run=run_metering,
             platform=False,
         ),
         Bench(
