@@ -13,7 +13,10 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
+from controlplane.engineconfig.admin import EngineConfigAdmin
 from controlplane.models import ServedModel
+
+__all__ = ["EngineConfigAdmin"]  # registered by being imported
 
 for replaced in (User, Group, EmailAddress, Authenticator):  # allauth's own pages show what it keeps, secrets too
     if admin.site.is_registered(replaced):

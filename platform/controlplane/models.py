@@ -22,6 +22,49 @@ class ServedModel(models.Model):
         return self.name
 
 
+class EngineConfig(models.Model):
+    """One version of what a pool's engines are to run. Append-only: the database refuses changes."""
+
+    pool = models.SlugField(max_length=100)
+    version = models.PositiveIntegerField()
+    document = models.JSONField()
+    digest = models.CharField(max_length=64)
+    note = models.CharField(max_length=500, blank=True, default="")
+    created_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["pool", "-version"]
+        constraints = [models.UniqueConstraint(fields=["pool", "version"], name="engineconfig_version_once")]
+        verbose_name = "engine configuration"
+
+    def __str__(self) -> str:
+        return f"{self.pool} v{self.version}"
+
+
+class EngineConfigEvent(models.Model):
+    """What became of a version: vLLM's parser accepted or refused it, it was made active. Append-only."""
+
+    class Kind(models.TextChoices):
+        ACCEPTED = "accepted"
+        REFUSED = "refused"
+        ACTIVATED = "activated"
+
+    config = models.ForeignKey(EngineConfig, on_delete=models.PROTECT, related_name="events")
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    text = models.CharField(max_length=2000, blank=True, default="")
+    engine_version = models.CharField(max_length=60, blank=True, default="")
+    by = models.CharField(max_length=200)
+    at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "engine configuration event"
+
+    def __str__(self) -> str:
+        return f"{self.config}: {self.kind}"
+
+
 class ConsolePage(models.Model):  # noqa: DJ008 - has no rows to name
     """No table: carries the permissions of the console's pages that show no model."""
 

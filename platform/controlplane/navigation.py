@@ -33,6 +33,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             "Serving",
             ("Models", "deployed_code", "admin:controlplane_servedmodel_changelist"),
             ("Engines", "memory", "engines"),
+            ("Engine configurations", "settings_applications", "admin:controlplane_engineconfig_changelist"),
             ("Guardrail policies", "shield", "admin:safety_policy_changelist"),
         ),
         _group(

@@ -25,6 +25,8 @@ ROLES: Mapping[str, Grants] = {
         "webhooks": {ALL: WORK},
         "controlplane": {
             "servedmodel": WORK,
+            "engineconfig": frozenset({"view", "add"}),
+            "engineconfigevent": LOOK,
             "requests": frozenset({"open"}),
             "usage": frozenset({"open"}),
             "engines": frozenset({"open"}),
@@ -39,6 +41,8 @@ ROLES: Mapping[str, Grants] = {
         "webhooks": {ALL: LOOK},
         "controlplane": {
             "servedmodel": LOOK,
+            "engineconfig": LOOK,
+            "engineconfigevent": LOOK,
             "requests": frozenset({"open"}),
             "usage": frozenset({"open"}),
             "engines": frozenset({"open"}),

@@ -40,6 +40,8 @@ class TestAppendOnly:
             "billing_priceversion",
             "billing_taxrate",
             "billing_usageposting",
+            "controlplane_engineconfig",
+            "controlplane_engineconfigevent",
             "safety_policyversion",
             "tenants_auditentry",
         ]

@@ -155,8 +155,8 @@ def _formulas(plan: Plan) -> dict[str, str]:
         "kv_bytes_per_sequence": " + ".join(_formula_of(count, layer, ask) for count, layer in ask.layout),
         "kv_bytes_per_sequence_per_device": (
             f"the same with a device's share of the heads (KV heads / {ask.tp}, at least one: fewer heads "
-            f"than devices are copied; a latent vector is on every device; a state is divided) and tokens rounded up to whole blocks "
-            f"of {ask.block} (a window: ceil((window - 1) / {ask.block}) + 1 blocks at most)"
+            f"than devices are copied; a latent vector is on every device; a state is divided) and tokens rounded up "
+            f"to whole blocks of {ask.block} (a window: ceil((window - 1) / {ask.block}) + 1 blocks at most)"
         ),
         "kv_budget_bytes_per_device": room,
         "kv_cache_tokens": "floor(room on a device / bytes of a block of all layers there) * tokens of a block; "

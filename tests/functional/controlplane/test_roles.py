@@ -52,6 +52,7 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
         )
     },
     "controlplane.servedmodel": ({"operator", "support"}, {"operator"}),
+    "controlplane.engineconfig": ({"operator", "support"}, {"operator"}),
     "axes.accesslog": ({"operator"}, set()),
     "axes.accessattempt": ({"operator"}, set()),
     "auth.user": (set(), set()),
