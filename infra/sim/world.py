@@ -14,7 +14,7 @@ from contracts.outcomes import JobState, Outcome
 from fairqueue.model import PoolModel
 from fairqueue.policy import QueueBounds
 from infra.sim.engine import Clock, Running, Weather
-from infra.sim.processes import Reader, frame, gateway, settler, worker
+from infra.sim.processes import DECODED, Reader, frame, gateway, settler, worker
 from infra.sim.stores import TenantSlot
 
 STORM_US = 8_000_000
@@ -157,8 +157,11 @@ def _jobs(pool: PoolModel) -> list[str]:
     for rid, job in pool.jobs.items():
         if job.state is not JobState.SETTLED or pool.usage.count(rid) != 1:
             found.append(f"{rid}: is {job.state} with {pool.usage.count(rid)} usage records")
-        if job.log != [frame(rid, number) for number in range(1, len(job.log) + 1)]:
-            found.append(f"{rid}: its log has a gap or a repeat: {job.log}")
+        numbers = range(1, len(job.log) + 1)
+        if not any(job.log == [frame(rid, n, attempt) for n in numbers] for attempt in range(job.attempt + 1)):
+            found.append(f"{rid}: its log has a gap, a repeat, or two writers that do not fit: {job.log}")
+        if len(job.log) < job.ids_seq or job.counts.completion > len(job.log) * DECODED:
+            found.append(f"{rid}: billed {job.counts.completion} for a log of {len(job.log)} frames")
         if job.outcome == Outcome.OK.value and job.counts.completion != job.ticket.max_tokens:
             found.append(f"{rid}: whole, but billed {job.counts.completion} of {job.ticket.max_tokens}")
     return found

@@ -68,6 +68,8 @@ class TestPath:
         assert {job.outcome for job in jobs} >= {"ok", "cancelled", "failed"}
         assert {hold.state for world in worlds for hold in world.slot.holds.values()} == {"settled", "voided"}
         assert any(job.attempt > 1 and job.outcome == "ok" for job in jobs)
+        continued = [reader for world in worlds for reader in world.readers if len(reader.writers) > 1]
+        assert {reader.end for reader in continued} >= {"done", "failed"}
         for name in ("w1 dies", "settler dies", "is frozen", "engine_died", "void", "Refused", "DeadlinePassed"):
             assert name in trace, name
 
@@ -112,6 +114,14 @@ class NeverReaps(PoolModel):
         return super().reap(now_us=now_us, limit=0)
 
 
+class GoesOnWithoutItsIds(PoolModel):
+    """A request goes on although its tokens do not say what follows."""
+
+    def _give_up(self, rid: str, now_us: int, why: str, tally: Any) -> None:
+        self.jobs[rid].ids_seq = len(self.jobs[rid].log)
+        super()._give_up(rid, now_us, why, tally)
+
+
 class VoidsWithoutALook(TenantSlot):
     """A hold is called dead as soon as it is made."""
 
@@ -135,7 +145,7 @@ class ForgetsItsKeys(TenantSlot):
 class TestRulesBite:
     """Each rule of the protocol that is taken out is missed by some seed: the simulation can fail."""
 
-    @pytest.mark.parametrize("pool", [RepeatsFrames, TakesLateTickets, NeverReaps])
+    @pytest.mark.parametrize("pool", [RepeatsFrames, TakesLateTickets, NeverReaps, GoesOnWithoutItsIds])
     def test_of_the_pool(self, pool: type[PoolModel]) -> None:
         assert any(broken(run(seed, pool=pool)) for seed in range(MUTANT_SEEDS))
 
