@@ -179,10 +179,14 @@ class TestStreamsAreWhole:
             ([("1-n", 1), ("1-n", 3)], "gap"),
             ([("1-n", 2)], "gap"),
             ([("1-n", 1), ("1-n", 1)], "repeat"),
-            ([("1-n", 1), ("2-m", 2)], "splice"),
+            ([("1-n", 1), ("2-m", 1)], "repeat"),
+            ([("1-n", 1), ("2-m", 3)], "gap"),
+            ([("2-m", 1), ("1-n", 2)], "splice"),
         ],
     )
-    def test_sees_ids_that_do_not_rise_by_one_under_one_epoch(self, ids: list[tuple[str, int]], rule: str) -> None:
+    def test_sees_ids_that_do_not_rise_by_one_or_an_attempt_before_the_last(
+        self, ids: list[tuple[str, int]], rule: str
+    ) -> None:
         events = [EventSeen(epoch, seq, "a") for epoch, seq in ids]
         assert rule in rules(invariants.streams_are_whole([call(connection(events=events))]))
 
@@ -197,9 +201,15 @@ class TestStreamsAreWhole:
         other = connection(events=[EventSeen("1-n", 1, "z")])
         assert rules(invariants.streams_are_whole([call(connection()), call(other)])) == {"changed"}
 
-    def test_sees_a_retry_that_was_told_by_another_attempt(self) -> None:
-        other = connection(events=[EventSeen("2-m", 1, "a")])
-        assert rules(invariants.streams_are_whole([call(connection(), other)])) == {"splice"}
+    def test_sees_a_retry_that_was_told_otherwise_by_another_attempt(self) -> None:
+        other = connection(events=[EventSeen("2-m", 1, "z")])
+        assert rules(invariants.streams_are_whole([call(connection(), other)])) == {"changed"}
+
+    def test_takes_a_stream_that_a_later_attempt_goes_on_with(self) -> None:
+        events = [EventSeen("1-n", 1, "a"), EventSeen("3-o", 2, "b")]
+        other = [EventSeen("3-o", 1, "a"), EventSeen("3-o", 2, "b")]
+        calls = [call(connection(events=events)), call(connection(events=other))]
+        assert invariants.streams_are_whole(calls) == []
 
 
 class TestNobodyWaitsForEver:
