@@ -77,4 +77,6 @@ class ConsolePage(models.Model):  # noqa: DJ008 - has no rows to name
             ("open_engines", "Can look at running engines"),
             ("open_limits", "Can look at limits as they stand"),
             ("open_refusals", "Can look up why a request was refused"),
+            ("open_dead_letters", "Can look at dead letters and what engines said last"),
+            ("replay_dead_letters", "Can run a dead letter once more"),
         ]

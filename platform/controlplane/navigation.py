@@ -16,6 +16,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             "Traffic",
             ("Recent requests", "list_alt", "recent_requests"),
             ("Why refused?", "block", "refusals"),
+            ("Dead letters", "dangerous", "dead_letters"),
             ("Limits now", "speed", "limits"),
             ("Usage", "monitoring", "usage"),
         ),

@@ -32,6 +32,7 @@ ROLES: Mapping[str, Grants] = {
             "engines": frozenset({"open"}),
             "limits": frozenset({"open"}),
             "refusals": frozenset({"open"}),
+            "dead_letters": frozenset({"open", "replay"}),
         },
         "axes": {ALL: LOOK},
     },

@@ -6,7 +6,7 @@ from django.urls import include, path
 from controlplane import views
 from controlplane.capacity.api import CapacityRoute
 from controlplane.documents import DocsView, SchemaView
-from controlplane.pages import limits, refusals
+from controlplane.pages import dead_letters, limits, refusals
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -19,6 +19,12 @@ urlpatterns = [
     path("admin/limits/tenant/<uuid:tenant_id>/", admin.site.admin_view(limits.tenant_limits), name="tenant_limits"),
     path("admin/limits/key/<uuid:key_id>/", admin.site.admin_view(limits.key_limits), name="key_limits"),
     path("admin/refusals/", admin.site.admin_view(refusals.refusals), name="refusals"),
+    path("admin/dead-letters/", admin.site.admin_view(dead_letters.dead_letters), name="dead_letters"),
+    path(
+        "admin/dead-letters/<str:pool>/<str:entry_id>/",
+        admin.site.admin_view(dead_letters.dead_letter),
+        name="dead_letter",
+    ),
     path("admin/", include("controlplane.signin.urls")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),

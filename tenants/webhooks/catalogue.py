@@ -101,6 +101,11 @@ EVENTS: dict[str, Known] = {
         "A project was taken off the lists; its keys were revoked.", "project:<id>", before=("name",)
     ),
     "project.renamed": Known("A project has another name.", "project:<id>", before=("name",), after=("name",)),
+    "request.replayed": Known(
+        "An operator ran a request again that had been set aside: as a new one of the platform's own, on its own bill.",
+        "request:<id>",
+        after=("replay", "pool"),
+    ),
     "tenant.changed": Known("Settings of the tenant were changed.", "tenant:<id>", before=_TENANT, after=_TENANT),
     "tenant.closed": Known(
         "The tenant was ended for good.", "tenant:<id>", before=("state",), after=("state", "reason")

@@ -22,6 +22,7 @@ PAGES = {
     "engines": {"operator", "support"},
     "limits": {"operator", "support"},
     "refusals": {"operator", "support"},
+    "dead_letters": {"operator"},
 }
 # model -> (roles that may look, roles that may add); every model of the console stands here.
 LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
