@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from billing.metering.consumer import StoreAway
 from billing.metering.faults import fault_point
 from billing.metering.keys import manifests
-from billing.metering.record import COLUMNS, TABLE, Batch, PoisonRecord, build_row, check
+from billing.metering.record import COLUMNS, TABLE, Batch, PoisonRecord, check, row_of
 from billing.metering.streams import Entry, Poison, UsageStreams, by_pool
 from contracts.clock import Clock
 from contracts.jobs import UsageRecord
@@ -128,7 +128,7 @@ class Meter:
 
     async def _finish(self, manifest: Manifest, taken: Taken) -> None:
         batch = Batch(batch_id=manifest.batch_id, created_at_ms=manifest.created_at_ms)
-        rows = [build_row(record, batch=batch) for record in taken.records]
+        rows = [row_of(record, batch=batch) for record in taken.records]
         refused = await self._insert(manifest.batch_id, rows)
         fault_point("meter.after_insert")
         poisons = taken.poisons + [Poison(entry=taken.entries[n], reason=reason) for n, reason in refused.items()]

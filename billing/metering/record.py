@@ -61,9 +61,10 @@ def check(record: UsageRecord) -> None:
     if not 0 <= record.attempt <= _ATTEMPT_MAX:
         raise PoisonRecord(f"attempt {record.attempt} is out of range")
     tokens = (record.counts.prompt, record.counts.completion, record.delivered_tokens)
-    if not all(0 <= count <= _TOKENS_MAX for count in tokens):
+    if min(tokens) < 0 or max(tokens) > _TOKENS_MAX:
         raise PoisonRecord("a token count is out of range")
-    if not all(_TIME_RANGE_MS[0] <= at < _TIME_RANGE_MS[1] for at in (record.admitted_at_ms, record.billed_at_ms)):
+    earliest_ms, latest_ms = sorted((record.admitted_at_ms, record.billed_at_ms))
+    if earliest_ms < _TIME_RANGE_MS[0] or latest_ms >= _TIME_RANGE_MS[1]:
         raise PoisonRecord("admitted_at or billed_at is out of range")
     if cost(record.price, record.counts).total_nano > NANO_MAX:
         raise PoisonRecord("the cost passes the exact range")
@@ -73,14 +74,20 @@ def check(record: UsageRecord) -> None:
 def build_row(record: UsageRecord, *, batch: Batch) -> tuple[Any, ...]:
     """Values in the order of COLUMNS. Raises PoisonRecord."""
     check(record)
+    return row_of(record, batch=batch)
+
+
+def row_of(record: UsageRecord, *, batch: Batch) -> tuple[Any, ...]:
+    """Values in the order of COLUMNS, of a record that was checked."""
     return (*_identity(record), *_tokens(record), *_durations(record.timings), *_ending(record), *_money(record, batch))
 
 
 def _check_timings(timings: Timings) -> None:
     numbers = (*_durations(timings)[:8], timings.itl_sum_us)
-    if not all(0 <= number < _DURATION_MAX_US for number in numbers):
+    if min(numbers) < 0 or max(numbers) >= _DURATION_MAX_US:
         raise PoisonRecord("a duration is out of range")
-    if not all(0 <= bucket < 2**16 and 0 <= count < 2**32 for bucket, count in timings.itl.items()):
+    buckets, counts = timings.itl.keys(), timings.itl.values()
+    if buckets and (min(buckets) < 0 or max(buckets) >= 2**16 or min(counts) < 0 or max(counts) >= 2**32):
         raise PoisonRecord("a histogram bucket is out of range")
 
 
