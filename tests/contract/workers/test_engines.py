@@ -129,6 +129,43 @@ class TestText:
             assert all("\ufffd" not in (choice["text"] or "") for choice in chunk.body["choices"])
 
 
+class TestTokenIds:
+    """What a request needs to go on at another engine."""
+
+    @pytest.mark.parametrize(
+        ("endpoint", "body"),
+        [
+            (Endpoint.CHAT, chat("Tell me about 水 and rivers.", temperature=0)),
+            (Endpoint.COMPLETIONS, {"prompt": "The level of the 🌊 rises", "temperature": 0}),
+        ],
+    )
+    async def test_say_the_prompt_and_the_text_that_was_answered(self, engine: Engine, endpoint: Endpoint, body: Any):
+        chunks = await engine.all({**body, "ignore_eos": True}, endpoint=endpoint, max_tokens=20)
+        given = [chunk.body.get("prompt_token_ids") for chunk in chunks]
+        given += [choice.get("prompt_token_ids") for chunk in chunks for choice in chunk.body["choices"]]
+        prompt = await engine.host.adapter.tokenize(endpoint=endpoint, body=body)
+        assert len(prompt) == chunks[-1].counts.prompt
+        assert [ids for ids in given if ids and ids != prompt] == []
+        said = await engine.host.adapter.detokenize(token_ids(chunks))
+        assert said.rstrip("\ufffd") == texts(chunks)
+
+    async def test_are_gone_on_from_as_if_nothing_had_happened(self, engine: Engine):
+        body = chat("Tell me a story of a mill.", temperature=0, ignore_eos=True)
+        whole = await engine.all(body, max_tokens=24)
+        prompt, ids = await engine.host.adapter.tokenize(endpoint=Endpoint.CHAT, body=body), token_ids(whole)
+        for cut in (1, 7, 23):
+            sampling = {"temperature": 0, "ignore_eos": True, "prompt": [*prompt, *ids[:cut]]}
+            rest = await engine.all(sampling, endpoint=Endpoint.COMPLETIONS, max_tokens=24 - cut)
+            assert rest[-1].counts.completion == 24 - cut
+            assert rest[-1].counts.prompt == len(prompt) + cut
+            assert token_ids(rest) == ids[cut:]
+            assert finishes(rest) == ["length"]
+
+    async def test_that_no_model_has_are_refused(self, engine: Engine):
+        with pytest.raises(EngineRefused):
+            await engine.host.adapter.detokenize(["no id"])
+
+
 class TestAbort:
     async def test_frees_the_cache_within_a_second(self, engine: Engine):
         await engine.until(lambda s: s.running == 0 and s.kv_usage == 0, seconds=30)
