@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts.jobs import Claim
+from contracts.models import ModelCard
 from fairqueue.messages import Wait
 from stores.system import mint_nonce
 from workers.admission import Room, compute_room
@@ -24,7 +25,14 @@ from workers.engines.base import EngineError, EngineFacts
 from workers.evidence import Evidence, Held
 from workers.ports import Ports
 from workers.publish import Lane
-from workers.registration import Heartbeat, publish_card, publish_heartbeat, read_card, withdraw_heartbeat
+from workers.registration import (
+    Heartbeat,
+    publish_card,
+    publish_heartbeat,
+    read_card,
+    restore_card,
+    withdraw_heartbeat,
+)
 
 WAKE_SECONDS = 3.0
 REDIS_RETRY_SECONDS = 0.2
@@ -37,6 +45,7 @@ log = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _State:
     facts: EngineFacts | None = None
+    card: ModelCard | None = None
     known_incarnation: int = 0
     idle: bool = False
     draining: bool = False
@@ -196,7 +205,7 @@ class Worker:
             log.warning("engine_not_met", error=str(error))
             await asyncio.sleep(REDIS_RETRY_SECONDS)
             return
-        self._state.facts, self._state.known_incarnation = facts, incarnation
+        self._state.facts, self._state.card, self._state.known_incarnation = facts, card, incarnation
         self._beat_now.set()
         log.info("serving", model=card.model, pool=card.pool, kv_tokens=facts.kv_tokens)
 
@@ -241,6 +250,8 @@ class Worker:
         while True:
             try:
                 await publish_heartbeat(self._redis, self._heartbeat())
+                if self._state.card is not None:
+                    await restore_card(self._redis, self._state.card)
             except RedisError as error:
                 log.warning("heartbeat_failed", error=type(error).__name__)
             with contextlib.suppress(TimeoutError):

@@ -48,6 +48,11 @@ async def publish_card(redis: Redis, card: ModelCard) -> None:
     await redis.hset(MODELS, card.model, encode(card))  # type: ignore[misc,arg-type,unused-ignore]
 
 
+async def restore_card(redis: Redis, card: ModelCard) -> None:
+    """Put the card back where Redis has lost it; another worker's stands. Raises RedisError."""
+    await redis.hsetnx(MODELS, card.model, encode(card))  # type: ignore[misc,arg-type,unused-ignore]
+
+
 async def publish_heartbeat(redis: Redis, beat: Heartbeat) -> None:
     """Raises RedisError."""
     document = {name: getattr(beat, name) for name in Heartbeat.__slots__}

@@ -24,7 +24,7 @@ from controlplane.background.keeping import KeptInDatabase, OpenRequest
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
 from gateway.kept import KeptAnswer, KeptState, ended_without
-from gateway.services import EpochSource
+from gateway.services import EpochSource, Policies
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import EpochUnknown, HoldExisting, HoldGranted, HoldRequest, HoldState, Idempotency
 from tenants.limits.policy import counted
@@ -77,6 +77,7 @@ class Rebuild:
     queue_of: Callable[[str], FairQueue]
     limits: Limits
     epochs: EpochSource
+    policies: Policies
     context_of: Callable[[str], Awaitable[TenantContext | PermissionDenied | None]]
     billed: Callable[[str], Awaitable[RequestRow | None]]
     clock: Clock
@@ -110,6 +111,8 @@ class Rebuild:
         ticket = await self.kept.prompt(row.ticket)
         if ticket is None:
             return Fate.ENDED
+        if ticket.policy is not None:  # workers read guardrails from Redis: what it lost is put there again
+            await self.policies.get(ticket.policy)
         return await self._queue(ticket, row, context)
 
     async def _ended(self, row: OpenRequest) -> KeptAnswer | None:

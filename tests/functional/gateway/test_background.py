@@ -119,8 +119,8 @@ class Owner:
 
         rebuild = Rebuild(
             kept=self.kept, queue_of=lambda pool: FairQueue(redis, pool, OPEN_BOUNDS),
-            limits=self.gateway.services.limits, epochs=DatabaseEpochs(), context_of=context_of, billed=billed,
-            clock=SystemClock(),
+            limits=self.gateway.services.limits, epochs=DatabaseEpochs(),
+            policies=self.gateway.services.policies, context_of=context_of, billed=billed, clock=SystemClock(),
         )  # fmt: skip
         async for _ in rebuild.run():
             pass

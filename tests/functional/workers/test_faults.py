@@ -11,9 +11,10 @@ import orjson
 import pytest
 
 from billing.rating.rate import cost
+from contracts.names import MODELS
 from contracts.outcomes import JobState, Outcome
 from fairqueue.messages import usage_from_stream
-from tests.functional.workers.cast import PRICE, chat, ticket
+from tests.functional.workers.cast import MODEL, PRICE, chat, ticket
 from tests.functional.workers.test_serving import finish_of, text_of
 from workers.engines.settings import EngineSettings
 
@@ -179,6 +180,20 @@ class TestDrain:
         final = await pool.final(asked.request_id)
         assert (final.outcome, final.error_code) == (Outcome.FAILED, "worker_lost")
         assert final.counts.completion > 0
+
+
+class TestRedisLost:
+    async def test_with_all_it_held_the_worker_is_found_again_and_goes_on(self, pool, start):
+        async with start(heartbeat_seconds=0.1):
+            first = await pool.submit(ticket(chat("say: before")))
+            await pool.final(first.request_id)
+            card = await pool.redis.hget(MODELS, MODEL)
+            await pool.redis.flushall()
+            async with asyncio.timeout(10):
+                while await pool.redis.hget(MODELS, MODEL) != card:  # noqa: ASYNC110 - the worker's next beat
+                    await asyncio.sleep(0.02)
+            after = await pool.submit(ticket(chat("say: after")))
+            assert (await pool.final(after.request_id)).outcome is Outcome.OK
 
 
 class TestRedisAway:

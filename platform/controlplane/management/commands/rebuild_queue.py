@@ -1,4 +1,5 @@
-"""`manage.py rebuild_queue`: after a lost Redis, background requests that had not ended go back into their queues."""
+"""`manage.py rebuild_queue`: after a lost Redis, guardrails are put back into it, and background requests that had not
+ended into their queues."""
 
 import asyncio
 import json
@@ -18,13 +19,17 @@ from controlplane.background.rebuild import OPEN_BOUNDS, Fate, Rebuild, Rebuilt
 from controlplane.env import environment
 from controlplane.reads.database import from_database
 from controlplane.reads.keys import DatabaseEpochs
+from controlplane.reads.policies import PublishedPolicies
 from fairqueue.queue import FairQueue
+from safety.published import PolicyStore
+from safety.selectors import published_refs
 from stores.clickhouse import ClickHouseError
 from stores.redis import open_redis
 from stores.system import SystemClock
 from tenants import selectors
 from tenants.limits.buckets import Limits
 
+POLICIES_MAX = 10_000
 SAID = {
     Fate.THERE: "in their queues already",
     Fate.BACK: "brought back",
@@ -66,11 +71,15 @@ async def _run() -> Rebuilt:
     columns = (SpinnerColumn(), TextColumn("bringing back"), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
     try:
+        policies = PublishedPolicies(store=PolicyStore(redis))
+        for ref in await from_database(published_refs, limit=POLICIES_MAX):
+            await policies.get(ref)  # workers read them from Redis alone: those that it lost are put there again
         rebuild = Rebuild(
             kept=open_kept(clock=clock, secret=env.secret.get_secret_value(), old_secrets=env.old_secrets),
             queue_of=cache(lambda pool: FairQueue(redis, pool, OPEN_BOUNDS)),
             limits=Limits(redis, clock=clock),
             epochs=DatabaseEpochs(),
+            policies=policies,
             context_of=lambda key_id: from_database(selectors.load_context_of, key_id),
             billed=lambda request_id: asyncio.to_thread(partial(request_row, request_id=request_id)),
             clock=clock,
