@@ -1,5 +1,9 @@
-"""The OpenAPI file of the management API, and requests made from it (schemathesis): no 500, every answer as it says."""
+"""The OpenAPI file of the management API, and requests made from it (schemathesis): no 500, every answer as it says.
 
+WEIR_FUZZ_EXAMPLES asks for more of each than the few that a whole run of the tests has time for.
+"""
+
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -24,6 +28,7 @@ from tests.functional.tenants.test_matrix import furnish
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("wired")]
 
 PREFIX = "/api/v1/"
+EXAMPLES = int(os.environ.get("WEIR_FUZZ_EXAMPLES", "8"))
 METHODS = frozenset({"get", "post", "patch", "delete"})
 CHECKS = [not_a_server_error, response_schema_conformance, status_code_conformance]
 
@@ -92,7 +97,7 @@ class TestRequestsFromTheFile:
         own = st.sampled_from([str(acme.tenant.id), str(acme.project.id), str(acme.key.id)])
 
         @settings(
-            max_examples=8, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+            max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(case=loaded()[path][method].as_strategy(), known=st.booleans(), row=own)
