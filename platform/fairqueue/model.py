@@ -98,29 +98,51 @@ class PoolModel(PoolState):
         known = self._claimed_before(worker_id, nonce)
         if known is not None:
             return _claim_of(known)
-        if free_slots < 1:
-            if had_wake and self.waiting():
-                self._wake_one(now_ms)
-            return Wait(until_ms=None)
+        bound, chosen = self._bound_to(worker_id, now_ms)
+        if free_slots < 1 or bound:
+            return self._pass(had_wake, now_ms)
         both = all(lane.waiting_tenants for lane in self.lanes.values())
         lead = self.lead if both else 0
         look = Look(worker=worker_id, now_us=now_us, free_kv=free_kv_tokens, fits_all=not self.held_by(worker_id))
+        look.chosen = chosen
         for batch in (True, False) if lead > 0 else (False, True):
-            self._look(look, batch=batch)
             if look.chosen is not None or look.stopped:
                 break
+            self._look(look, batch=batch)
+        if look.stopped == "drains":
+            return self._pass(had_wake, now_ms)
         if look.stopped == "again":
             return Wait(until_ms=now_ms)
         if look.chosen is None:
             return self._wait(look, now_ms)
         job = self.jobs[look.chosen]
-        self._advance(job)
+        if chosen is None:
+            self._advance(job)
         for other in look.passed:
             other.passed_v = self.lane_of(other).v
         self.lead = lead
         blocked = self._take(job, now_us, worker_id, nonce)
         self._pass_on(self.lane_of(job), now_ms, blocked, free_slots)
         return _claim_of(job)
+
+    def _pass(self, had_wake: bool, now_ms: int) -> Wait:  # noqa: FBT001 - mirrors the script
+        if had_wake and self.waiting():
+            self._wake_one(now_ms)
+        return Wait(until_ms=None)
+
+    def _bound_to(self, worker: str, now_ms: int) -> tuple[bool, str | None]:
+        """Whether the worker may take nothing, and else what it must take: the request that it drained for."""
+        rid = self.alone.get(worker)
+        if rid is None:
+            return False, None
+        job = self.jobs[rid]
+        if job.state == JobState.RUNNING and job.worker == worker:
+            return True, None
+        if job.state == JobState.QUEUED and job.expires_ms > now_ms:
+            busy = bool(self.held_by(worker))
+            return busy, None if busy else rid
+        del self.alone[worker]
+        return False, None
 
     def _claimed_before(self, worker: str, nonce: str) -> Job | None:
         job = self.jobs.get(self.receipts.get(nonce, ""))
@@ -130,10 +152,10 @@ class PoolModel(PoolState):
 
     def _look(self, look: Look, *, batch: bool) -> None:
         lane = self.lanes[batch]
-        index = expired = 0
+        index = look.expired = 0
         least: int | None = None
         left = False
-        while index < policy.TENANTS_LOOKED_AT and index < len(lane.order()):
+        while not look.stopped and index < policy.TENANTS_LOOKED_AT and index < len(lane.order()):
             tenant = lane.order()[index]
             counter = lane.counters[tenant]
             least = counter if least is None else least
@@ -143,13 +165,14 @@ class PoolModel(PoolState):
             for rid in self.queue_of(tenant, batch=batch)[: policy.HEADS_LOOKED_AT]:
                 job = self.jobs[rid]
                 if job.expires_ms <= look.now_us // 1000:
-                    if expired == EXPIRED_MAX:
-                        look.stopped = "again"
-                        return
-                    self._close(rid, look.now_us, Outcome.EXPIRED, "deadline_exceeded")
-                    expired += 1
+                    self._expire(rid, look)
                     index -= 1
                     break
+                if self.is_suspect(job) and not look.fits_all:
+                    if self._drains_for(rid, look.worker):
+                        look.stopped = "drains"
+                        return
+                    continue
                 if self._left_to_another(job, look):
                     left = True
                     continue
@@ -161,17 +184,25 @@ class PoolModel(PoolState):
                     return
                 break
 
+    def _expire(self, rid: str, look: Look) -> None:
+        if look.expired == EXPIRED_MAX:
+            look.stopped = "again"
+            return
+        look.expired += 1
+        self._close(rid, look.now_us, Outcome.EXPIRED, "deadline_exceeded")
+
     def _warmer(self, found: str, look: Look, neighbours: list[str], least: int) -> str:
         """What this worker has the prefix of, among the next tenants within a quantum of the least served."""
         batch = self.jobs[found].batch
-        if look.worker not in self.warm_of or self._holds(look, self.jobs[found]):
+        job = self.jobs[found]
+        if look.worker not in self.warm_of or self._holds(look, job) or self.is_suspect(job):
             return found
         for tenant in neighbours:
             if self.lanes[batch].counters[tenant] > least + self.quantum:
                 break
             job = self.jobs[self.queue_of(tenant, batch=batch)[0]]
             fits = look.fits_all or job.need <= look.free_kv
-            if self._holds(look, job) and fits and job.expires_ms > look.now_us // 1000:
+            if self._holds(look, job) and not self.is_suspect(job) and fits and job.expires_ms > look.now_us // 1000:
                 return job.ticket.request_id
         return found
 
@@ -180,7 +211,7 @@ class PoolModel(PoolState):
 
     def _left_to_another(self, job: Job, look: Look) -> bool:
         over = job.since_us + self._patience_us(job)
-        if not job.prefix or not job.since_us <= look.now_us < over:
+        if self.is_suspect(job) or not job.prefix or not job.since_us <= look.now_us < over:
             return False
         if self.warm.get(job.prefix, look.worker) == look.worker:
             return False
@@ -222,6 +253,8 @@ class PoolModel(PoolState):
         self.receipts[nonce] = job.ticket.request_id
         if job.prefix:
             self._remember(worker, job.prefix, job.claimed_ms)
+        if self.is_suspect(job):
+            self.alone[worker] = job.ticket.request_id
         self._charge(job, max(job.spent, policy.virtual(uncached + job.prepaid_output, job.weight)))
         blocked, job.blocking = job.blocking, False
         return blocked
@@ -374,6 +407,7 @@ class PoolModel(PoolState):
     def register(self, *, now_us: int, worker_id: str) -> ReapReport:
         tally, had_wake = Tally(), self._awake(worker_id)
         self._forget(worker_id)
+        self.alone.pop(worker_id, None)
         for rid in sorted(self.held_by(worker_id), key=lambda rid: (self.jobs[rid].claimed_ms, rid)):
             self._give_up(rid, now_us, "lapse", tally)
         if had_wake and self.waiting():
@@ -382,6 +416,7 @@ class PoolModel(PoolState):
 
     def leave(self, *, now_us: int, worker_id: str) -> None:
         self._forget(worker_id)
+        self.alone.pop(worker_id, None)
         if self._awake(worker_id) and self.waiting():
             self._wake_one(now_us // 1000)
 

@@ -46,6 +46,7 @@ class Job:
     charged_ms: int = 0
     deaths: int = 0
     lapses: int = 0
+    drain: str = ""  # the worker that was to drain for it
     cancel: str = ""
     blocking: bool = False
     passed_v: int | None = None
@@ -91,10 +92,11 @@ class Look:
     free_kv: int
     fits_all: bool
     chosen: str | None = None
-    stopped: str = ""  # "again": too many had expired; "blocked": a head that does not fit may not be passed now
+    stopped: str = ""  # "again": too many had expired; "blocked": a head may not be passed now; "drains": for a suspect
     passed: list[Job] = field(default_factory=list)
     unfit: bool = False
     left_until: int | None = None
+    expired: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +129,7 @@ class PoolState:
         self.lead = 0
         self.warm: dict[str, str] = {}  # prefix -> the worker that served it last
         self.warm_of: dict[str, dict[str, int]] = {}  # worker -> its prefixes -> ms
+        self.alone: dict[str, str] = {}  # worker -> the request that it runs alone, or drains for
         self.receipts: dict[str, str] = {}
         self.idle: dict[str, int] = {}
         self.wakes: dict[str, int] = {}
@@ -176,6 +179,17 @@ class PoolState:
         job.paid = paid
         self.lead += policy.led(before=before, after=paid, weight_milli=job.weight, batch=job.batch)
         self._place(job, delta)
+
+    def is_suspect(self, job: Job) -> bool:
+        """It ran at so many engine deaths that it may be what kills them."""
+        return job.deaths >= self.bounds.deaths_max
+
+    def _drains_for(self, rid: str, worker: str) -> bool:
+        job = self.jobs[rid]
+        if self.alone.get(job.drain) == rid and self.held_by(job.drain):
+            return False
+        job.drain, self.alone[worker] = worker, rid
+        return True
 
     def _place(self, job: Job, delta: int) -> None:
         lane, tenant = self.lane_of(job), owner(job)
@@ -283,7 +297,7 @@ class PoolState:
         if why != "back":
             self._forget(job.worker)
         self._bill_log(job)
-        worn_out = job.deaths >= self.bounds.deaths_max or job.lapses >= self.bounds.lapses_max
+        worn_out = job.deaths > self.bounds.deaths_max or job.lapses >= self.bounds.lapses_max
         if job.cancel:
             self._close(rid, now_us, Outcome.CANCELLED, cancel_code(job.cancel))
             tally.ended += 1

@@ -132,6 +132,7 @@ class FairQueue:
             policy.QUANTUM_MILLI,
             policy.TENANTS_LOOKED_AT,
             self._bounds.job_ttl_ms,
+            self._bounds.deaths_max,
         )
         return replies.claimed(reply)
 

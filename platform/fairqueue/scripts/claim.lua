@@ -1,13 +1,13 @@
 -- claim.lua: give the next request of the least-served tenant to one worker.
 -- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
--- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 nonce | 4 free_kv int | 5 free_slots int | 6 lease_ms int | 7 quantum virtual milli-tokens int | 8 tenants looked at int | 9 nonce_ttl_ms int
+-- ARGV 1 now_us int or '' for TIME | 2 worker_id | 3 nonce | 4 free_kv int | 5 free_slots int | 6 lease_ms int | 7 quantum virtual milli-tokens int | 8 tenants looked at int | 9 nonce_ttl_ms int | 10 deaths_max int
 -- RETURNS {'job', head, body, fence, attempt, log_length, queue_us, deaths, prompt, cached, completion, reasoning} or {'wait', until_ms or ''}.
 -- ATOMIC: two workers never hold one request; the last look at the queue and the entry in the idle set are one.
 
 local now = clock(ARGV[1])
 local now_ms = ms(now)
 local worker, nonce, free_kv, free_slots = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local quantum, looked_at = tonumber(ARGV[7]), tonumber(ARGV[8])
+local quantum, looked_at, deaths_max = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local held, receipt = prefix .. 'held:' .. worker, prefix .. 'claim:' .. nonce
 local EXPIRED_MAX, DEPTH, NEIGHBOURS = 64, 4, 4
 local WARM_MAX = 256 -- prefixes that are remembered of one worker
@@ -48,6 +48,39 @@ local function left_to_another(key, patience_ms, since_us)
   return true
 end
 
+local function run_alone(rid)
+  redis.call('HSET', alone, worker, rid)
+  redis.call('PEXPIRE', alone, ARGV[9])
+end
+
+-- One worker takes nothing else until it is empty, so that a request which must run alone does not starve while every
+-- worker always has something. Whether this one does from now on.
+local function drains_for(rid)
+  local other = redis.call('HGET', job_key(rid), 'drain')
+  if other and redis.call('HGET', alone, other) == rid and redis.call('EXISTS', prefix .. 'held:' .. other) == 1 then
+    return false
+  end
+  redis.call('HSET', job_key(rid), 'drain', worker)
+  run_alone(rid)
+  return true
+end
+
+-- What a worker that runs a request alone, or drains for one, may do: nothing ('busy'), take it, or (nil) anything.
+local function bound_to(rid)
+  local state, owner, tenant, class, expires_ms = unpack(redis.call('HMGET', job_key(rid), 'state', 'worker', 'tenant',
+    'class', 'expires_ms'))
+  if state == 'running' and owner == worker then return 'busy' end
+  if state == 'queued' and tonumber(expires_ms) > now_ms then
+    if redis.call('EXISTS', held) == 1 then return 'busy' end
+    local lane = lane_of(class)
+    local rids = redis.call('ZRANGE', lane.ten .. tenant, 0, 1)
+    return {rid = rid, tenant = tenant, counter = tonumber(redis.call('ZSCORE', lane.act, tenant)), last = not rids[2],
+      lane = lane, out_of_turn = true}
+  end
+  redis.call('HDEL', alone, worker)
+  return nil
+end
+
 -- The head of one of the next tenants whose prefix this worker served last, within a quantum of the least served; else
 -- what fair order gives. So the prefix is found in the cache, and the service leans by no more than the quantum.
 local function warmer(lane, index, least, found, key)
@@ -58,8 +91,9 @@ local function warmer(lane, index, least, found, key)
     local counter = tonumber(rows[i + 1])
     if counter > least + quantum then return found end
     local rids = redis.call('ZRANGE', lane.ten .. rows[i], 0, 1)
-    local expires_ms, need, its = unpack(redis.call('HMGET', job_key(rids[1]), 'expires_ms', 'need', 'prefix'))
-    if its and redis.call('HGET', warm, its) == worker and tonumber(expires_ms) > now_ms
+    local expires_ms, need, its, deaths = unpack(redis.call('HMGET', job_key(rids[1]), 'expires_ms', 'need', 'prefix',
+      'deaths'))
+    if its and int(deaths) < deaths_max and redis.call('HGET', warm, its) == worker and tonumber(expires_ms) > now_ms
       and (tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0) then
       return {rid = rids[1], tenant = rows[i], counter = counter, last = not rids[2], lane = lane}
     end
@@ -81,14 +115,19 @@ local function look(lane)
     local rids = redis.call('ZRANGE', lane.ten .. tenant, 0, DEPTH - 1)
     index = index + 1
     for _, rid in ipairs(rids) do
-      local expires_ms, need, passed_v, key, patience_ms, since_us = unpack(redis.call('HMGET', job_key(rid), 'expires_ms',
-        'need', 'passed', 'prefix', 'patience_ms', 'since_us'))
+      local expires_ms, need, passed_v, key, patience_ms, since_us, deaths = unpack(redis.call('HMGET', job_key(rid),
+        'expires_ms', 'need', 'passed', 'prefix', 'patience_ms', 'since_us', 'deaths'))
       if tonumber(expires_ms) <= now_ms then
         if expired == EXPIRED_MAX then return nil, 'again' end
         close(rid, now, 'expired', '', 'deadline_exceeded')
         expired = expired + 1
         index = index - 1 -- the tenant has another head, or none
         break
+      elseif int(deaths) >= deaths_max then
+        if redis.call('EXISTS', held) == 0 then
+          return {rid = rid, tenant = tenant, counter = counter, last = not rids[2], lane = lane}
+        end
+        if drains_for(rid) then return nil, 'drains' end
       elseif left_to_another(key, patience_ms, since_us) then
         left = true -- the next of the tenant may be taken
       elseif tonumber(need) <= free_kv or redis.call('EXISTS', held) == 0 then
@@ -157,6 +196,7 @@ local function take(chosen)
   redis.call('ZADD', held, now_ms, rid)
   redis.call('SET', receipt, rid, 'PX', ARGV[9])
   if key then remember(key) end
+  if int(deaths) >= deaths_max then run_alone(rid) end
   local counter = whole(chosen.counter + prepaid - int(paid))
   if chosen.last then
     redis.call('ZREM', lane.act, tenant)
@@ -195,21 +235,26 @@ local had_wake = awake(worker)
 local known = redis.call('GET', receipt)
 local before = known and claimed_before(known)
 if before then return before end
-if free_slots < 1 then
+-- Nothing is for this worker: a wake that it had is for another.
+local function pass()
   if had_wake == 1 and waiting() > 0 then wake_one(now_ms) end
   return {'wait', ''}
 end
+
+local suspect = redis.call('HGET', alone, worker)
+local chosen, why = suspect and bound_to(suspect), nil
+if free_slots < 1 or chosen == 'busy' then return pass() end
 local lanes, lead = lanes_in_turn()
-local chosen, why
-for _, lane in ipairs(lanes) do
+for _, lane in ipairs(chosen and {} or lanes) do
   chosen, why = look(lane)
   if chosen or why then break end
 end
+if why == 'drains' then return pass() end
 if why == 'again' then return {'wait', now_ms} end
 if not chosen then return wait() end
 local lane = chosen.lane
 local m = redis.call('HMGET', meta, lane.v, lane.pass_v, 'seq', 'waiting_bytes', 'waiting_tokens')
-local v = advance(lane, int(m[1]), chosen.counter)
+local v = advance(lane, int(m[1]), chosen.out_of_turn and 0 or chosen.counter)
 local reply, was_blocking, bytes, need, by = take(chosen)
 redis.call('HSET', meta, lane.v, whole(v), 'waiting_bytes', whole(int(m[4]) - bytes), 'waiting_tokens',
   whole(int(m[5]) - need), 'lead', whole(lead + by))

@@ -6,5 +6,6 @@
 
 local now = clock(ARGV[1])
 forget(ARGV[2])
+redis.call('HDEL', alone, ARGV[2])
 if awake(ARGV[2]) == 1 and waiting() > 0 then return wake_one(ms(now)) end
 return 0

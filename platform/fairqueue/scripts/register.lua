@@ -8,6 +8,7 @@ local now = clock(ARGV[1])
 local done = {requeued = 0, ended = 0, dead = 0}
 local had_wake = awake(ARGV[2])
 forget(ARGV[2]) -- an engine that starts has an empty cache
+redis.call('HDEL', alone, ARGV[2])
 for _, rid in ipairs(redis.call('ZRANGE', prefix .. 'held:' .. ARGV[2], 0, -1)) do
   local how = give_up(rid, now, 'lapse', tonumber(ARGV[3]), tonumber(ARGV[4]))
   done[how] = done[how] + 1

@@ -60,15 +60,15 @@ class TestARequestWithItsIds:
         claim = await pool.claim()
         assert (claim.attempt, claim.log_length, claim.engine_deaths) == (3, 2, 1)
 
-    async def test_is_dead_lettered_at_the_second_death_billed_for_what_was_released(self, pool: Pool) -> None:
+    async def test_is_dead_lettered_at_the_third_death_billed_for_what_was_released(self, pool: Pool) -> None:
         await pool.enqueue("r1")
-        for number in (1, 2):
+        for number in (1, 2, 3):
             claim = await pool.claim()
             await pool.step(claim, [b"f"], first_seq=number, ids=[[number]])
             report = await pool.queue.engine_died(worker_id="worker", fences={"r1": claim.fence})
         assert report.dead_lettered == 1
         [record] = await pool.usage()
-        assert (record.error_code, record.counts.completion) == ("dead_letter", 2)
+        assert (record.error_code, record.counts.completion) == ("dead_letter", 3)
 
     async def test_pays_for_each_token_once(self, pool: Pool) -> None:
         await pool.enqueue("alone")

@@ -268,7 +268,7 @@ class TestEveryEnd:
         await pool.queue.reap(limit=10)
 
     async def by_dead_letter(self, pool) -> None:
-        for _ in range(2):
+        for _ in range(3):
             claim = await pool.claim()
             await pool.queue.engine_died(worker_id="worker", fences={"r1": claim.fence})
 

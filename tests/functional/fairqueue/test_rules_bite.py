@@ -110,7 +110,7 @@ async def hung_engine_loses_its_lease(pool: Pool) -> bool:
 
 async def lapses_are_no_deaths(pool: Pool) -> bool:
     await pool.enqueue("r1")
-    for _ in range(2):
+    for _ in range(3):
         await pool.claim()
         await _lapse(pool)
     return await pool.state("r1") == "queued"

@@ -70,7 +70,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
     pipe = redis.pipeline(transaction=True)
     for name in (*LANE_SETS, "idle", "wakes", "unsettled", "lease", "expiry"):
         pipe.zrange(prefix + name, 0, -1, withscores=True)
-    for name in ("meta", "warm", "loads"):
+    for name in ("meta", "warm", "loads", "alone"):
         pipe.hgetall(prefix + name)
     pipe.xrange(prefix + "usage")
     pipe.xrange(prefix + "dead")
@@ -81,7 +81,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         pipe.get(f"{prefix}ids:{rid}")
     replies = await pipe.execute()
     lanes = [replies[:3], replies[3:6]]
-    idle, wakes, unsettled, lease, expiry, meta, warm, loads, usage, dead, tombs, *jobs = replies[6:]
+    idle, wakes, unsettled, lease, expiry, meta, warm, loads, alone, usage, dead, tombs, *jobs = replies[6:]
 
     def numbers(pairs: list[tuple[bytes, float]]) -> dict[str, int]:
         return {name.decode(): int(score) for name, score in pairs}
@@ -98,6 +98,7 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         "pass_v": [figures.get("pass_v"), figures.get("b:pass_v")],
         "lead": figures.get("lead", 0),
         "warm": {key.decode(): worker.decode() for key, worker in warm.items()},
+        "alone": {worker.decode(): rid.decode() for worker, rid in alone.items()},
         "loads": {tenant.decode(): load_of(packed) for tenant, packed in loads.items()},
         "waiting": len(expiry),
         "waiting_bytes": figures.get("waiting_bytes", 0),

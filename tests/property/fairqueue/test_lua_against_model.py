@@ -46,7 +46,7 @@ BOUNDS = QueueBounds(
     lease_ms=5_000,
     holding_margin_ms=2_000,
     lapses_max=2,
-    deaths_max=2,
+    deaths_max=1,
     log_bytes_max=120,
 )
 TENANTS = ["acme", "basic", "mallory"]
@@ -366,6 +366,13 @@ class PoolMachine(RuleBasedStateMachine):
         real = self.run(self.queue.hand_back(worker_id=worker, request_id=rid, fence=claim.fence))
         assert real == self.model.hand_back(now_us=self.now_us, request_id=rid, fence=claim.fence)
 
+    @rule(worker=st.sampled_from(WORKERS), quiet=st.booleans())
+    def lose_the_engine_and_claim_again(self, worker: str, quiet: bool) -> None:
+        """What is suspected of the death must run alone: whoever holds nothing takes it, else somebody drains."""
+        self.engine_died(worker=worker)
+        for other in [worker] if quiet else WORKERS:
+            self._claim(other, f"n{next(self.nonces)}", 800, 4)
+
     @rule(worker=st.sampled_from(WORKERS))
     def engine_died(self, worker: str) -> None:
         fences = {rid: self.model.jobs[rid].fence for rid in self.model.held_by(worker)}
@@ -413,6 +420,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert state["act"] == [lane.order() for lane in lanes]
         assert state["lead"] == model.lead
         assert state["warm"] == model.warm
+        assert state["alone"] == model.alone
         assert state["loads"] == self._loads()
         assert state["idle"] == model.idle
         assert state["wakes"] == model.wakes

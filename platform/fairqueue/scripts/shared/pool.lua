@@ -158,6 +158,10 @@ local function forget(worker)
   redis.call('DEL', list)
 end
 
+-- A request that ran at so many engine deaths may be what kills them, so it runs alone: worker -> the request that it
+-- runs alone, or takes nothing else for until it is empty.
+local alone = prefix .. 'alone'
+
 local function weigh(load, requests, tokens, bytes)
   load[3], load[4], load[5] = load[3] + requests, load[4] + tokens * requests, load[5] + bytes * requests
   redis.call('HINCRBY', meta, 'waiting_bytes', bytes * requests + 0)
@@ -327,7 +331,7 @@ local function give_up(rid, now_us, why, lapses_max, deaths_max)
     close(rid, now_us, 'failed', '', 'worker_lost')
     return 'ended'
   end
-  if why ~= 'back' and (deaths >= deaths_max or lapses >= lapses_max) then
+  if why ~= 'back' and (deaths > deaths_max or lapses >= lapses_max) then
     bury(rid, now_ms)
     close(rid, now_us, 'failed', '', 'dead_letter')
     return 'dead'
