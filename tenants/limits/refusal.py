@@ -12,6 +12,8 @@ from tenants.limits import policy
 from tenants.limits.holds import Headroom, HoldRequest, LimitUse, RateLimited
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
 
+_RAISED = "It is raised at /api/v1/limits/ of the management API, or by the operator under Limits in the console."
+
 
 def rates(
     limits: Sequence[Limit], readings: Sequence[Reading], windows: Sequence[Window], now_ms: int
@@ -98,13 +100,13 @@ def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
     return (
         f"Limit on {_where(limit)} reached: limit {show(limit.cap)}, used {show(used)}, "
         f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}. "
-        "An owner can raise it in the admin under Limits."
+        f"{_RAISED}"
     )
 
 
 def blocked(limit: Limit) -> str:
     """What a limit of 0 says."""
-    return f"Blocked: the limit on {_where(limit)} is 0. An owner can raise it in the admin under Limits."
+    return f"Blocked: the limit on {_where(limit)} is 0. {_RAISED}"
 
 
 def _where(limit: Limit) -> str:

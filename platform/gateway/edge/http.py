@@ -26,6 +26,7 @@ LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cos
 FILES_KEPT = 256  # for stores, logs and what else the process opens
 RETRY_MS = 1_000
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+READ_FIRST_SECONDS = 0.001  # any time: the loop reads before it looks at its timers again
 UNASKED_SECONDS = 1.0
 _ONCE = (b"content-type", b"content-encoding", b"idempotency-key", b"last-event-id")  # two would be read two ways
 _VERSIONS = ("1.0", "1.1")  # the parser takes 0.9 and 2.0 too
@@ -233,6 +234,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(self.head_seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
+        """What came in time is read first: a loop that was busy runs its timers before it reads (libuv's order)."""
+        self._deadline = self.loop.call_later(READ_FIRST_SECONDS, self._end_late_head)
+
+    def _end_late_head(self) -> None:
         self._deadline = None
         if self._waiting == 0 or self._in_body:  # opened ahead of need and never used; or a body after its answer
             self.transport.close()

@@ -63,6 +63,8 @@ _STOPS = items(_STOP, most=limits.STOP_MAX)
 def _check_stop(value: Any, param: str) -> list[str]:
     if isinstance(value, str):
         return [_STOP(value, param)]
+    if not isinstance(value, list):
+        raise wrong(param, "must be a string or an array of strings", code="invalid_type")
     stops: list[str] = _STOPS(value, param)
     return stops
 

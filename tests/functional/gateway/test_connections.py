@@ -132,6 +132,36 @@ async def refuse_all(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("no request is sent")
 
 
+class TestBusyLoop:
+    async def test_reads_a_head_that_came_in_time_before_it_is_called_late(self) -> None:
+        """uvloop's may run the timer first, when it was stopped or busy past it."""
+        opened: asyncio.Future[HttpProtocol] = asyncio.get_running_loop().create_future()
+
+        class Opened(HttpProtocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                opened.set_result(self)
+
+        config = uvicorn.Config(answer, lifespan="off")
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Opened(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        async with server, asyncio.timeout(PATIENCE_SECONDS):
+            with socket.create_connection(server.sockets[0].getsockname(), PATIENCE_SECONDS) as client:
+                protocol = await opened
+                client.sendall(LIVE)  # there, and not read yet
+                protocol._head_is_late()
+                said = await asyncio.to_thread(client.recv, 100)
+            protocol.transport.abort()
+        assert said.startswith(b"HTTP/1.1 204 ")
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
 class _Over(asyncio.BaseTransport):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__({"socket": connection})
