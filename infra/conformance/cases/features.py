@@ -13,6 +13,7 @@ from infra.conformance.checks import (
     answered,
     choices_of,
     error_of,
+    names,
     refused,
     supported,
 )
@@ -21,6 +22,7 @@ from infra.conformance.stream_checks import chunks_of, tool_calls_of
 _TOOLS = "OpenAI API reference: function calling"
 _IDEMPOTENCY = "draft-ietf-httpapi-idempotency-key-header"
 _TENANTS = "OWASP API1:2023"
+_BACKGROUND = "OpenAI API reference: background mode"
 _WEATHER = {
     "type": "function",
     "function": {
@@ -155,6 +157,20 @@ def _own_request(seen: Seen) -> Http:
     return get(f"/requests/{_bare(seen)}")
 
 
+def _accepted(seen: Seen) -> None:
+    """At once, under an id by which it is then found; a server that does not do this says so by the field."""
+    accepted, found = seen.answer_to(0), seen.answer_to(1)
+    if accepted.status in REFUSALS:
+        if not names(error_of(accepted)["param"], "background"):
+            raise Wrong(f"refused for something else: {accepted.text(80)}")
+        raise Skipped("not supported, and said so")
+    request_id = accepted.json().get("id") if accepted.status == 202 else None
+    if not isinstance(request_id, str):
+        raise Wrong(f"{accepted.status} where 202 with an id must be: {accepted.text(80)}")
+    if found.status != 200 or found.json().get("id") != request_id:
+        raise Wrong(f"{found.status} where the accepted request must be: {found.text(80)}")
+
+
 def _bare(seen: Seen) -> str:
     """The request's id, with what OpenAI's objects put in front of it cut off."""
     found = str(seen.answer_to(0).json().get("id"))
@@ -260,6 +276,27 @@ KIND = Kind(
             must="an answer of its own",
             source=_TENANTS,
             alone=True,
+        ),
+        case(
+            "a background request",
+            (chat(background=True), _own_request),
+            _accepted,
+            must="202 with an id, by which it is found; or 400 naming it",
+            source=_BACKGROUND,
+        ),
+        case(
+            "a background request that is to stream",
+            chat(background=True, stream=True),
+            refused("stream", "background"),
+            must="400 naming one of them: never a stream that a lost client ends",
+            source=_BACKGROUND,
+        ),
+        case(
+            "background that is a word",
+            chat(background="yes"),
+            refused("background"),
+            must="400 naming it",
+            source=_BACKGROUND,
         ),
         case(
             "another tenant's request",
