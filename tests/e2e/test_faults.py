@@ -1,8 +1,8 @@
 """kill -9 of gateway, worker and engine while requests run: the platform comes back by itself, and the books agree.
 
 Invariant checked each time: every call of a client ends within its deadline, with an answer or with an error; a request
-of which nothing had been released is answered; what the usage report adds is exactly what the requests themselves say,
-each once. These tests run after all others (conftest), because they kill what the others use.
+that lost worker or engine goes on where it was, or begins anew; what the usage report adds is exactly what the requests
+themselves say, each once. These tests run after all others (conftest), because they kill what the others use.
 """
 
 from __future__ import annotations
@@ -149,16 +149,16 @@ def ledger(platform: Platform) -> Callable[[list[Call]], None]:
 
 class TestKilled:
     @pytest.mark.parametrize("role", ["engine", "worker"])
-    async def test_engine_or_worker_leaves_no_call_without_an_end(
+    async def test_engine_or_worker_costs_no_call_a_token(
         self, platform: Platform, ledger: Callable[[list[Call]], None], role: str
     ) -> None:
         dead: list[int] = []
         crowd = Crowd(platform, f"{role}-{platform.started_at}", asyncio.Event())
         calls = await crowd.run(fault=lambda: dead.append(kill(platform, role)))
         for call in calls:
-            assert call.done != bool(call.failure), call
-            assert not (call.failure and not call.text), f"nothing was released, so it must be answered: {call}"
-        assert sum(call.done for call in calls) >= COUNT - 64
+            assert call.done, call
+            assert not call.failure, call
+            assert (f"{call.key} goes on and on" * TOKENS).startswith(call.text), call
         ledger(calls)
         assert_comes_back(platform, role=role, dead=dead[0])
 

@@ -12,7 +12,7 @@ import pytest
 
 from billing.rating.rate import cost
 from contracts.jobs import Endpoint, Ticket
-from contracts.outcomes import Outcome
+from contracts.outcomes import JobState, Outcome
 from contracts.tenancy import PolicyRef
 from fairqueue.messages import usage_from_stream
 from safety.published import PolicyStore
@@ -127,7 +127,7 @@ class TestAWorkerThatIsKilled:
 
 
 class TestAnEngineThatDies:
-    async def test_loses_no_token_however_often(self, pool, start, sim, tmp_path):
+    async def test_loses_no_token(self, pool, start, sim, tmp_path):
         sim(decode_tokens_per_second=60)
         asked = await pool.submit(again(KINDS["a chat"]))
         async with start():
@@ -139,6 +139,17 @@ class TestAnEngineThatDies:
         assert (final.outcome, final.attempt, final.counts.completion) == (Outcome.OK, 2, 120)
         assert text_of(await pool.frames(asked.request_id)) == text_of(await pool.frames(calm.request_id))
         assert len(await pool.usage()) == 2
+
+    async def test_again_and_again_sets_the_request_aside_billed_for_what_was_released(self, pool, start, sim):
+        sim(die_after_tokens=30)
+        asked = await pool.submit(again(KINDS["a chat"]))
+        async with start():
+            await pool.until_state(asked.request_id, JobState.ENDED)
+        [record] = await pool.unsettled()
+        assert (record.outcome, record.error_code, record.attempt) == ("failed", "dead_letter", 3)
+        assert 60 < record.counts.completion == record.delivered_tokens <= 90
+        assert finish_of(await pool.frames(asked.request_id)) == []
+        assert (await pool.queue.depths()).dead_letters == 1
 
 
 class TestADrain:
