@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairqueue.messages import usage_from_stream
+from contracts.jobs import Timings
+from contracts.outcomes import Outcome
+from contracts.tokens import TokenCounts
+from fairqueue.messages import Final, usage_from_stream
 from fairqueue.queue import FairQueue
 
 JOB_FIELDS = [
@@ -116,3 +119,19 @@ async def read_state(redis: Any, queue: FairQueue, rids: list[str]) -> dict[str,
         "logs": dict(zip(rids, jobs[1::3], strict=True)),
         "ids": {rid: ids or b"" for rid, ids in zip(rids, jobs[2::3], strict=True)},
     }
+
+
+def final_for(request_id: str) -> Final:
+    return Final(
+        request_id=request_id,
+        outcome=Outcome.OK,
+        finish_reason="stop",
+        error_code="",
+        error_message="",
+        status=200,
+        counts=TokenCounts(),
+        cost_nano=0,
+        currency="EUR",
+        attempt=1,
+        timings=Timings(),
+    )

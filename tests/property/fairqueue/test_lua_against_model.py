@@ -25,14 +25,14 @@ from contracts.jobs import Claim, ServiceClass, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
-from fairqueue.messages import Final, StepEntry, Wait, pack_ids, without_body
+from fairqueue.messages import StepEntry, Wait, pack_ids, without_body
 from fairqueue.model import PoolModel
 from fairqueue.queue import FairQueue, QueueBounds
 from fairqueue.replies import FULL_TEXT
 from stores.redis import open_redis
 from tests.factories.jobs import make_ticket
 from tests.functional.fairqueue.cluster import Cluster
-from tests.property.fairqueue.pool_state import read_state
+from tests.property.fairqueue.pool_state import final_for, read_state
 
 T = TypeVar("T")
 
@@ -66,22 +66,6 @@ def ticket_of(
         admitted_at_ms=START_US // 1000,
         service_class=ServiceClass.BATCH if batch else ServiceClass.INTERACTIVE,
         body=b'{"messages":["%s"]}' % topic.encode(),
-    )
-
-
-def final_for(request_id: str) -> Final:
-    return Final(
-        request_id=request_id,
-        outcome=Outcome.OK,
-        finish_reason="stop",
-        error_code="",
-        error_message="",
-        status=200,
-        counts=TokenCounts(),
-        cost_nano=0,
-        currency="EUR",
-        attempt=1,
-        timings=Timings(),
     )
 
 
