@@ -11,7 +11,7 @@ from typing import Any
 
 from controlplane.local.children import NotReady
 from controlplane.local.model import MODEL
-from infra.bench import admission, fairness, gateway, metering, overhead, queue, soak, stream
+from infra.bench import admission, fairness, gateway, metering, overhead, queue, routing, soak, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -23,6 +23,8 @@ from infra.bench.stream_stage import inline_platform, redis_of, stage
 from infra.bench.traces import NoTrace
 from infra.setup.bootstrap import SetupFailed
 from infra.sim.fairness import RULES
+from infra.sim.routing.run import POLICIES
+from infra.sim.routing.workloads import NoPrefixes
 from stores.clickhouse import ClickHouseError
 
 Rows = Sequence[tuple[str, str]]
@@ -246,6 +248,21 @@ async def run_fairness(_: None, options: Options, start: Start) -> Finished:
     return Finished(measures=fairness.measures(found), record=record)
 
 
+async def run_routing(_: None, options: Options, start: Start) -> Finished:
+    """Bench `routing`: a simulation. Raises BenchFailed for a trace that cannot be read."""
+    plan = routing.Plan(traces=options.traces)
+    if options.requests:
+        plan = replace(plan, rows=options.requests)
+    try:
+        workloads = routing.make_workloads(plan)
+    except (NoPrefixes, OSError) as error:
+        raise BenchFailed(str(error)) from error
+    found = routing.run_all(plan=plan, workloads=workloads, advance=start(len(workloads) * len(POLICIES)))
+    record: dict[str, Rows] = {"machine": machine_rows(), "engines": routing.model_rows(plan)}
+    record |= {workload.name: routing.record_rows(found, workload) for workload in workloads}
+    return Finished(measures=routing.measures(found), record={**record, "aims": routing.verdict_rows(found)})
+
+
 async def run_soak(_: None, options: Options, start: Start) -> Finished:
     """Bench `soak` on a platform of its own. Raises BenchFailed, InstanceFailed."""
     plan = soak.Plan()
@@ -309,6 +326,12 @@ BENCHES = {
             name=fairness.NAME,
             about="the fair queue's rule against four others on the same arrivals, in a simulation; --trace FILE",
             run=run_fairness,
+            platform=False,
+        ),
+        Bench(
+            name=routing.NAME,
+            about="which engine takes a request: the queue against seven policies, in a simulation; --trace FILE",
+            run=run_routing,
             platform=False,
         ),
         Bench(
