@@ -32,7 +32,6 @@ end
 
 -- Percents of a cap that this settlement crossed; each is told once in its window, under this cap.
 local function alert(name, label, cap, used, percents)
-  if cap == 0 then return end
   local window, of, told = string.match(redis.call('HGET', KEYS[3], name .. ':a') or '', '^(%S+) (%S+) (%S+)$')
   if window ~= label or of ~= whole(cap) then told = ',' end
   local before = told

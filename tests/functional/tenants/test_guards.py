@@ -221,6 +221,13 @@ class TestCut:
     async def test_leaves_what_is_affordable_alone(self, limits: Limits) -> None:
         assert await self.cut(limits, 1, replace(self.money, cap=1_000)) == (20, False)
 
+    async def test_leaves_one_token_for_each_choice_or_refuses(self, limits: Limits) -> None:
+        cap = replace(self.money, cap=280)
+        assert await self.cut(limits, 1, cap, choices=2) == (2, True)
+        await void(limits, 1)
+        with pytest.raises(BudgetSpent):
+            await self.cut(limits, 2, replace(cap, cap=279), choices=2)
+
     async def test_counts_what_is_held_and_what_is_used(self, limits: Limits) -> None:
         cap = replace(self.money, cap=1_500)
         await granted(limits, 1, cap)
@@ -244,6 +251,12 @@ class TestFit:
             with pytest.raises(RateLimited):
                 await limits.hold(request(number, *caps))
         assert await use_of(limits, CON, QUE) == [(0, 0)] * 2
+
+    async def test_one_that_is_asked_for_nothing_stands_in_no_other_s_place(self, limits: Limits) -> None:
+        one, money = limit(Metric.CONCURRENT_REQUESTS, 1), limit(Metric.SPEND_LIFETIME, 1_000)
+        await granted(limits, 1, one)
+        with pytest.raises(RateLimited, match="concurrent requests of the organization"):
+            await limits.hold(request(2, money, one, QUE, cost_max_nano=0))
 
     async def test_what_asks_nothing_passes_an_overdrawn_budget(self, limits: Limits) -> None:
         cap = limit(Metric.SPEND_LIFETIME, 1_000)
@@ -279,6 +292,17 @@ class TestAlerts:
         assert await told(redis) == [("2027-01-15", "spent"), ("2027-01-16", "spent")]
         await refuse_twice(replace(cap, cap=1_150))
         assert (await told(redis))[2:] == [("2027-01-16", "spent")]
+
+    @pytest.mark.parametrize(("cap", "seen"), [(1_150, []), (1_149, [("2027-01-15", "spent")])])
+    async def test_a_budget_is_spent_when_not_even_the_shortest_answer_fits(
+        self, limits: Limits, redis: Redis, cap: int, seen: list[tuple[str, str]]
+    ) -> None:
+        budget = limit(Metric.SPEND_PER_DAY, cap)
+        await granted(limits, 1, budget)
+        await settle(limits, 1, cost=900)
+        with pytest.raises(BudgetSpent):
+            await limits.hold(request(2, budget, **self.dear))
+        assert await told(redis) == seen
 
     async def test_a_spent_budget_is_told_once_by_settlements(self, limits: Limits, redis: Redis) -> None:
         cap = limit(Metric.SPEND_PER_DAY, 1_000)
@@ -317,6 +341,20 @@ class TestRefunds:
         limits.time_ms = NOON + 60_000
         await (settle(limits, 1, counts=NOTHING) if ends == "settled" else void(limits, 1))
         assert await used(redis, cap) == 10
+
+    async def test_are_of_what_was_held_and_not_used(self, limits: Limits, redis: Redis) -> None:
+        cap = limit(IPM, 60)
+        await granted(limits, 1, cap)
+        await settle(limits, 1, counts=TokenCounts(prompt=4))
+        assert await used(redis, cap) == 4
+
+    async def test_leave_the_bucket_its_own_time(self, limits: Limits) -> None:
+        """Else what drained until a settlement would be forgotten by it."""
+        cap = limit(IPM, 60)
+        await granted(limits, 1, cap)
+        limits.time_ms = NOON + 5_000
+        await settle(limits, 1, counts=TokenCounts(prompt=10))
+        assert await use_of(limits, cap) == [(5, 0)]
 
     async def test_a_prompt_longer_than_held_is_charged_whole(self, limits: Limits, redis: Redis) -> None:
         cap = limit(IPM, 60)
@@ -382,6 +420,26 @@ class TestLost:
         else:
             await start(limits, 1)
         assert [await raw(redis, each, "h") or "0" for each in self.every] == ["0"] * len(self.every)
+
+    async def test_a_bucket_that_is_settled_first_takes_holds_again(self, limits: Limits, redis: Redis) -> None:
+        cap = limit(IPM, 60)
+        await granted(limits, 1, cap)
+        await redis.delete(keys.use(ACME))
+        await settle(limits, 1)
+        await granted(limits, 2, cap)
+        assert await used(redis, cap) == 10
+
+    @pytest.mark.parametrize(("admitted_ms", "charged"), [(-1, 0), (0, 300), (DAY_MS - 1, 300), (DAY_MS, 0)])
+    async def test_one_counts_in_the_day_that_its_admission_lies_in(
+        self, limits: Limits, redis: Redis, admitted_ms: int, charged: int
+    ) -> None:
+        cap = limit(Metric.SPEND_PER_DAY, 5_000)
+        await granted(limits, 1, cap)
+        await void(limits, 1)
+        midnight = NOON - DAY_MS // 2
+        later = Limits(redis, time_ms=midnight + DAY_MS, settled_ttl_ms=2 * DAY_MS)
+        await settle(later, 2, hint=replace(HINT, admitted_at_ms=midnight + admitted_ms))
+        assert await raw(redis, cap, "u") == str(charged)
 
     async def test_settlement_makes_no_counter_that_nobody_counts(self, limits: Limits, redis: Redis) -> None:
         await granted(limits, 1, limit(Metric.TOKENS_PER_DAY, 90))
