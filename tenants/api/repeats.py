@@ -38,8 +38,8 @@ _KEPT_HEADERS = ("ETag", "Cache-Control")
 def once(handler: Callable[..., Response], request: Request, *args: Any, **kwargs: Any) -> Response:
     """`handler`'s answer, from now or from the first time. Raises InvalidRequest, KeyReused, and what it raises."""
     text = request.headers[HEADER]
-    if not 1 <= len(text) <= KEY_MAX or not text.isascii() or not text.isprintable():
-        raise InvalidRequest(f"From 1 to {KEY_MAX} printable ASCII characters.", param=HEADER)
+    if not 1 <= len(text) <= KEY_MAX or not text.isascii() or not text.isprintable() or " " in text:
+        raise InvalidRequest(f"From 1 to {KEY_MAX} printable ASCII characters without a space.", param=HEADER)
     record = _claim(request, text)
     if record.answer is not None:
         return _replay(record, text)

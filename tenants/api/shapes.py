@@ -1,5 +1,6 @@
 """Bodies of the management API. Input is strict: a field that is not known is refused, never dropped."""
 
+import unicodedata
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -54,12 +55,18 @@ class Whole(serializers.IntegerField):
         return super().to_internal_value(data)
 
 
+# Marks, embeddings, overrides and isolates of UAX #9: a name could show itself as another.
+_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
 class Text(serializers.CharField):
-    """A JSON string: a number is not one."""
+    """A JSON string of one line: a number is not one, and nothing in it moves or turns what stands beside it."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
             raise serializers.ValidationError("Not a valid string.")
+        if any(unicodedata.category(each) == "Cc" or each in _TURNS for each in data):
+            raise serializers.ValidationError("No control characters, nor such as set a direction of writing.")
         return super().to_internal_value(data)
 
 

@@ -12,7 +12,7 @@ from tenants.limits import policy
 from tenants.limits.holds import Headroom, HoldRequest, LimitUse, RateLimited
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
 
-_RAISED = "It is raised at /api/v1/limits/ of the management API, or by the operator under Limits in the console."
+_RAISED = "It is raised at /api/v1/limits of the management API, or by the operator under Limits in the console."
 
 
 def rates(

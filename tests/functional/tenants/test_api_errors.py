@@ -101,6 +101,12 @@ class TestConstraints:
 
 
 class TestChoices:
+    @pytest.mark.parametrize("name", ["two\nlines", "\u202eecila", "tab\there", "\u2066x"])
+    def test_names_that_could_show_themselves_as_others_are_refused(self, acme: Customer, api: Api, name: str) -> None:
+        for path, whole in (("projects", {}), ("keys", {"project": str(acme.project.id)})):
+            status, answer = api("post", path, whole | {"name": name})
+            assert (status, answer["error"]["param"]) == (400, "name"), path
+
     @pytest.mark.parametrize(
         ("path", "body", "param", "choices"),
         [
