@@ -161,6 +161,14 @@ class TestTokenIds:
             assert token_ids(rest) == ids[cut:]
             assert finishes(rest) == ["length"]
 
+    @pytest.mark.parametrize("text", ["Tell me a story of a mill.", "say: 🌊 水の流れ 👩‍🔬"])
+    async def test_come_with_each_chunk_that_counts_them(self, engine: Engine, text: str):
+        total = 0
+        for one in await engine.all(chat(text, ignore_eos=True), max_tokens=40):
+            total += len(token_ids([one]))
+            assert one.counts.completion == total
+        assert total == 40
+
     async def test_that_no_model_has_are_refused(self, engine: Engine):
         with pytest.raises(EngineRefused):
             await engine.host.adapter.detokenize(["no id"])

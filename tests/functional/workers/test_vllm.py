@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def core_of(pid: int) -> int:
-    """The engine core: the API server's child that is not a helper of multiprocessing."""
+    """The engine core: the API server's child that is not a helper of multiprocessing; the server if it has none."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     named = {int(child): Path(f"/proc/{child}/comm").read_text() for child in children}
-    return next(child for child, name in named.items() if "EngineCor" in name)
+    return next((child for child, name in named.items() if "EngineCor" in name), pid)
 
 
 class TestVllm:
-    async def test_answers_as_the_engine_does_and_survives_the_death_of_its_core(
+    async def test_answers_as_the_engine_does_and_goes_on_after_the_death_of_its_core(
         self, pool, start, tmp_path, monkeypatch
     ):
         found = real_engine()
@@ -56,11 +56,19 @@ class TestVllm:
                 direct[-1].counts.completion,
             )
 
-            endless = await pool.submit(ticket(chat("Go on.", ignore_eos=True), max_tokens=2_000, prompt_tokens=40))
-            await pool.until_released(endless.request_id, 3)
+            story = chat("Tell me a story of a river.", ignore_eos=True, temperature=0)
+            asked = await pool.submit(ticket(story, max_tokens=60, prompt_tokens=40))
+            odd = await pool.submit(ticket(chat("Go on.", ignore_eos=True, seed=1), max_tokens=2_000, prompt_tokens=40))
+            for one in (asked, odd):
+                await pool.until_released(one.request_id, 9)
             os.kill(core_of(engine_of(tmp_path)["pid"]), signal.SIGKILL)
-            died = await pool.final(endless.request_id)
-            assert (died.outcome, died.error_code) == (Outcome.FAILED, "engine_error")
-            assert died.counts.completion >= 1
-            again = await pool.submit(ticket(body, max_tokens=8, prompt_tokens=40))
-            assert (await pool.final(again.request_id)).outcome is Outcome.OK
+            died, final = await pool.final(odd.request_id), await pool.final(asked.request_id)
+            again = await pool.submit(ticket(story, max_tokens=60, prompt_tokens=40))
+            whole = await pool.final(again.request_id)
+        assert (died.outcome, died.error_code) == (Outcome.FAILED, "engine_error")
+        assert died.counts.completion >= 1
+        assert (final.outcome, final.attempt, final.counts.completion) == (Outcome.OK, 2, 60)
+        assert (final.counts.prompt, whole.attempt) == (whole.counts.prompt, 1)
+        frames, undisturbed = await pool.frames(asked.request_id), await pool.frames(again.request_id)
+        assert text_of(frames) == text_of(undisturbed)
+        assert finish_of(frames) == finish_of(undisturbed) == ["length"]

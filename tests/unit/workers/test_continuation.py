@@ -181,6 +181,15 @@ class TestAContinuedRequest:
             assert builder.delivered_tokens == len(ids) or guarded
             assert builder.finished
 
+    async def test_that_has_only_begun_asks_for_the_whole_answer(self, model: LocalModel) -> None:
+        """Its role is out; with a guard that waits for the end that is all for long."""
+        held = begun(counts=TokenCounts(prompt=0))
+        past = await read_past(Released([frame("")], []), held)
+        request, past = await plan(Engine(model), ticket=ticket(), claim=held, past=past, body=CHAT)  # type: ignore[arg-type]
+        assert request.body["prompt"] == await Engine(model).tokenize(endpoint=Endpoint.CHAT, body=CHAT)
+        assert request.max_tokens == ticket().max_tokens
+        assert await resumed(FrameBuilder(ticket(), guard(), keeps_ids=True), past)
+
     async def test_that_released_its_end_has_nothing_left(self, model: LocalModel) -> None:
         ids = [*model.tokenizer.encode("all of it").ids, model.eos or 0]
         frames = [frame("all of"), frame(" it", finish="stop")]

@@ -124,6 +124,44 @@ class TestBatching:
         assert script.frames("a") == [(8, b"8")]
 
 
+class TestIds:
+    async def test_go_with_their_frames(self):
+        script = Script()
+        async with publisher(script) as one:
+            lane = one.open(claim("a"))
+            counts = TokenCounts(prompt=3, completion=2)
+            one.put(lane, frames=[b"1", b"2"], counts=counts, delivered_tokens=2, ids=[b"\1\0\0\0", b""])
+            await lane.flushed.wait()
+            put(one, lane, b"3", tokens=3)
+            await lane.flushed.wait()
+            one.put(lane, frames=[b"4"], counts=counts, delivered_tokens=4, ids=[b"\4\0\0\0"])
+            await lane.flushed.wait()
+        assert [list(entry.ids) for call in script.calls for entry in call] == [[b"\1\0\0\0", b""], [], []]
+        assert not lane.replayable  # once a frame came without
+
+    async def test_are_dropped_with_the_frames_that_were_never_sent(self):
+        script = Script()
+        script.gate.clear()
+        async with publisher(script) as one:
+            lane = one.open(claim("a"))
+            counts = TokenCounts(prompt=3, completion=1)
+            one.put(lane, frames=[b"1"], counts=counts, delivered_tokens=1, ids=[b"\1\0\0\0"])
+            await script.entered.wait()
+            one.put(lane, frames=[b"2"], counts=counts, delivered_tokens=2, ids=[b"\2\0\0\0"])
+            async with asyncio.TaskGroup() as group:
+                group.create_task(one.seal(lane))
+                await asyncio.sleep(0)
+                script.gate.set()
+            assert lane.pending_ids == lane.pending == []
+        assert [list(entry.ids) for call in script.calls for entry in call] == [[b"\1\0\0\0"]]
+
+    async def test_begin_with_what_earlier_attempts_were_billed_for(self):
+        script = Script()
+        async with publisher(script) as one:
+            lane = one.open(claim("a", log_length=7, counts=TokenCounts(prompt=3, completion=5)))
+            assert (lane.counts.completion, lane.delivered_tokens, lane.logged_tokens) == (5, 5, 5)
+
+
 class TestHeartbeat:
     @pytest.mark.parametrize(("progressing", "waits", "expected"), [
         (False, True, False), (True, True, True), (False, False, True),
