@@ -58,10 +58,15 @@ def message(
 
 
 def wire(
-    *parts: bytes, pause: float = 0.0, drip: bytes = b"", answers: int = 1, half_close: bool = False, **options: Any
+    *parts: bytes,
+    pause: float = 0.0,
+    drip: bytes = b"",
+    answers: int = 1,
+    half_close: bool = False,
+    sip: int = 0,
+    deadline: float = WIRE_SECONDS,
 ) -> Wire:
-    deadline = options.get("deadline", WIRE_SECONDS)
-    return Wire(parts=parts, pause=pause, drip=drip, answers=answers, half_close=half_close, deadline=deadline)
+    return Wire(parts=parts, pause=pause, drip=drip, answers=answers, half_close=half_close, sip=sip, deadline=deadline)
 
 
 def case(name: str, step: Step | tuple[Step, ...], check: Check, *, must: str, source: str, **options: Any) -> Case:

@@ -64,7 +64,8 @@ class Http:
 class Wire:
     """Bytes on a connection of their own, `parts` one after another with `pause` seconds between them.
 
-    `drip` is then repeated with the same pause until the server ends it. `answers`: how many are waited for.
+    `drip` is then repeated with the same pause until the server ends it. `answers`: how many are waited for. `sip`: the
+    client reads so many bytes at a time and pauses in between; 0 = as they come.
     """
 
     parts: tuple[bytes, ...]
@@ -72,6 +73,7 @@ class Wire:
     drip: bytes = b""
     half_close: bool = False
     answers: int = 1
+    sip: int = 0
     deadline: float = WIRE_SECONDS
 
 
@@ -119,6 +121,7 @@ class Reply:
     closed: bool = False
     late: bool = False
     rest: bytes = b""  # bytes after the last answer that are no answer
+    switched: tuple[tuple[str, str], ...] = ()  # headers of a 101
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

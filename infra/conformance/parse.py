@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from infra.conformance.case import Answer
 
 _NO_BODY = frozenset({204, 304})
+_SWITCHED = 101
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """Final answers, interim statuses (1xx), and the bytes after them."""
+    """Final answers, interim statuses (1xx) with the headers of a 101, and the bytes after them."""
 
     answers: tuple[Answer, ...]
     interim: tuple[int, ...]
     rest: bytes
+    switched: tuple[tuple[str, str], ...] = ()
 
     @property
     def whole(self) -> int:
@@ -31,6 +33,7 @@ def parse_answers(data: bytes, *, ended: bool, methods: tuple[str, ...] = ()) ->
     """All answers in `data`; `ended`: the server closed. The answer to the nth request is read by its method."""
     answers: list[Answer] = []
     interim: list[int] = []
+    switched: tuple[tuple[str, str], ...] = ()
     while data:
         head, separator, after = data.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -41,6 +44,7 @@ def parse_answers(data: bytes, *, ended: bool, methods: tuple[str, ...] = ()) ->
         headers = tuple((name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
         if 100 <= status < 200:
             interim.append(status)
+            switched = headers if status == _SWITCHED else switched
             data = after
             continue
         method = methods[len(answers)] if len(answers) < len(methods) else ""
@@ -48,7 +52,7 @@ def parse_answers(data: bytes, *, ended: bool, methods: tuple[str, ...] = ()) ->
         answers.append(answer)
         if not answer.complete:
             break
-    return Parsed(answers=tuple(answers), interim=tuple(interim), rest=data)
+    return Parsed(answers=tuple(answers), interim=tuple(interim), rest=data, switched=switched)
 
 
 def _with_body(

@@ -129,6 +129,22 @@ def goes_on(*kinds: str, pong: bytes | None = None) -> Check:
     return check
 
 
+def agreed(*offered: str) -> Check:
+    """Taken with one of the subprotocols offered, by its very name, or with none; or the handshake is refused."""
+
+    def check(seen: Seen) -> None:
+        reply = seen.replies[-1]
+        if 101 not in reply.interim:
+            not_opened(400)(seen)
+            return
+        events_of(opened(seen))
+        chosen = [value for name, value in reply.switched if name.lower() == "sec-websocket-protocol"]
+        if len(chosen) > 1 or not set(chosen) <= set(offered):
+            raise Wrong(f"101 with the subprotocol {', '.join(chosen)[:60]!r}, which nobody offered")
+
+    return check
+
+
 def unserved(*statuses: int) -> Check:
     """Refused with one of these statuses, or accepted so that a close code says that there is nothing here."""
     refused = not_opened(*statuses)

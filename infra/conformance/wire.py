@@ -14,6 +14,7 @@ from infra.conformance.case import Reply, Wire
 from infra.conformance.parse import Parsed, parse_answers
 from infra.conformance.target import Target
 
+_CHUNK = 65_536
 _READ_MAX = 8 * 1024 * 1024
 _QUIET_SECONDS = 1.0  # after the answers that were waited for, and when nothing more comes after fewer
 _CLOSE_SECONDS = 2.0
@@ -23,7 +24,9 @@ async def exchange(wire: Wire, target: Target) -> Reply:
     """One connection, from its first byte to its end. Raises OSError when it cannot be opened."""
     context = ssl.create_default_context() if target.scheme == "https" else None
     async with asyncio.timeout(wire.deadline):
-        reader, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
+        # The limit is what asyncio reads ahead of a client that sips.
+        opening = asyncio.open_connection(target.host, target.port, ssl=context, limit=wire.sip or _CHUNK)
+        reader, writer = await opening
     collected = bytearray()
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -47,6 +50,7 @@ async def exchange(wire: Wire, target: Target) -> Reply:
         closed=ended,
         late=late and not parsed.answers,
         rest=parsed.rest,
+        switched=parsed.switched,
     )
 
 
@@ -72,7 +76,7 @@ async def _receive(wire: Wire, reader: asyncio.StreamReader, collected: bytearra
         parsed = parse_answers(bytes(collected), ended=False)
         try:
             async with asyncio.timeout(_patience(wire, parsed)):
-                data = await reader.read(65_536)
+                data = await reader.read(wire.sip or _CHUNK)
         except TimeoutError:
             return False
         except OSError:  # reset: the server has closed, perhaps before it read all
@@ -80,6 +84,8 @@ async def _receive(wire: Wire, reader: asyncio.StreamReader, collected: bytearra
         if not data:
             return True
         collected += data
+        if wire.sip:
+            await asyncio.sleep(wire.pause)
     return False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from infra.conformance.build import case, wire
 from infra.conformance.case import SLOW_SECONDS, Case, Check, Kind, Wire
 from infra.conformance.frames import BINARY, CONTINUATION, PING, PONG, TEXT, close, event, frame
-from infra.conformance.socket_checks import closed, ended, goes_on, not_opened, stands, told, unserved
+from infra.conformance.socket_checks import agreed, closed, ended, goes_on, not_opened, stands, told, unserved
 
 _HEADERS = {
     "Host": "<HOST>",
@@ -57,6 +57,12 @@ def _event(name: str, text: bytes, *, param: str = "") -> Case:
     return _frames(name, frame(TEXT, text), check=told(param=param), must=must, source="OpenAI Realtime API")
 
 
+def _agrees(name: str, value: str, *more: str, offered: tuple[str, ...] = ()) -> Case:
+    hello = _hello(_GET, *more, Sec_WebSocket_Protocol=value)
+    must = "101 with one of those offered or none, or refused"
+    return case(name, wire(hello), agreed(*offered), must=must, source="RFC 6455 4.2.2, 11.3.4")
+
+
 _HANDSHAKES = (
     case(
         "a good handshake",
@@ -79,13 +85,22 @@ _HANDSHAKES = (
         must="101 without it",
         source="RFC 6455 9.1",
     ),
-    case(
-        "a subprotocol that nobody knows",
-        wire(_hello(Sec_WebSocket_Protocol="x-unknown")),
-        stands,
-        must="101 without it, or refused",
-        source="RFC 6455 4.2.2",
+    _agrees("a subprotocol that nobody knows", "x-unknown"),
+    _agrees("the subprotocol of OpenAI's clients", "realtime", offered=("realtime",)),
+    _agrees(
+        "the subprotocols of OpenAI's clients in browsers, a key among them",
+        "realtime, openai-insecure-api-key.<KEY>, openai-beta.realtime-v1",
+        offered=("realtime", "openai-beta.realtime-v1"),
     ),
+    _agrees("several that nobody knows", "x-a, x-b,x-c", offered=("x-a", "x-b", "x-c")),
+    _agrees("subprotocols in two headers", "x-a", "Sec-WebSocket-Protocol: realtime", offered=("x-a", "realtime")),
+    _agrees("a subprotocol in another case", "REALTIME", offered=("REALTIME",)),
+    _agrees("the same subprotocol twice", "realtime, realtime", offered=("realtime",)),
+    _agrees("an empty list of subprotocols", ""),
+    _agrees("commas and no subprotocol", " , ,"),
+    _agrees("a subprotocol that is no token", 'real time;"x"'),
+    _agrees("a thousand subprotocols", ", ".join(f"x-{number}" for number in range(1_000))),
+    _agrees("a subprotocol of 4,000 bytes", "x" * 4_000, offered=("x" * 4_000,)),
     case(
         "a ping that does not wait for the handshake's answer",
         wire(_hello() + frame(PING, b"early")),

@@ -36,6 +36,7 @@ from stores.system import mint_nonce
 log = logging.getLogger("weir.gateway.realtime")
 
 _EVENTS = ("session.update", "conversation.item.create", "response.create", "response.cancel")
+_SUBPROTOCOL = "realtime"  # as OpenAI's clients offer it
 _SECRET_PARAMETERS = frozenset({"token", "key", "api_key", "authorization", "access_token"})
 
 
@@ -79,7 +80,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def websocket_connect(self, message: Any) -> None:
         try:
-            await self.accept()
+            # A browser that offered subprotocols ends a connection that chooses none of them.
+            await self.accept(subprotocol=_SUBPROTOCOL if _SUBPROTOCOL in self.scope.get("subprotocols", ()) else None)
         except OSError:  # it left during the handshake
             self._events.closed = True
             return

@@ -44,9 +44,10 @@ async def run(cases: Sequence[Case], respond: Respond) -> list[Result]:
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
 
 
-def socket(*frames: bytes) -> Respond:
+def socket(*frames: bytes, subprotocol: str | None = None) -> Respond:
     """A handshake taken, whatever it was, and these frames."""
-    return always(SWITCHED, *frames)
+    chosen = "" if subprotocol is None else f"Sec-WebSocket-Protocol: {subprotocol}\r\n"
+    return always(SWITCHED.replace(b"\r\n\r\n", f"\r\n{chosen}\r\n".encode()), *frames)
 
 
 def from_server(opcode: int, payload: bytes) -> bytes:
@@ -56,6 +57,9 @@ def from_server(opcode: int, payload: bytes) -> bytes:
 CREATED = from_server(TEXT, b'{"type":"session.created"}')
 
 WRONG: tuple[tuple[str, Respond], ...] = (
+    ("realtime: a subprotocol that nobody knows", socket(CREATED, subprotocol="x-other")),
+    ("realtime: a subprotocol in another case", socket(CREATED, subprotocol="realtime")),
+    ("slow: a stream read 64 bytes at a time", always(stream(chunk(), end=b""))),
     ("realtime: a good handshake", socket(from_server(CLOSE, b"\x03\xf3"))),
     ("realtime: a good handshake", socket(from_server(TEXT, b"no JSON"))),
     ("realtime: a good handshake", socket(frame(TEXT, b"{}"))),
@@ -149,6 +153,8 @@ WRONG: tuple[tuple[str, Respond], ...] = (
 )
 
 RIGHT: tuple[tuple[str, Respond], ...] = (
+    ("realtime: the subprotocol of OpenAI's clients", socket(CREATED, subprotocol="realtime")),
+    ("slow: a stream read 64 bytes at a time", always(stream(chunk()))),
     ("realtime: a good handshake", socket(CREATED)),
     ("realtime: an older version", always(error(426, "Upgrade: websocket", "Sec-WebSocket-Version: 13"))),
     ("realtime: a WebSocket on another path", socket(from_server(CLOSE, b"\x11\x34"))),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
+from websockets.typing import Subprotocol
 
 from contracts.outcomes import Outcome
 from contracts.tenancy import Limit, Metric, Scope
@@ -25,7 +26,12 @@ EVERY: dict[str, int] = {"older_than_ms": 0, "limit": 100}
 
 @asynccontextmanager
 async def socket(
-    gateway: Gateway, *, key: str | None = None, query: str = "", origin: str | None = None
+    gateway: Gateway,
+    *,
+    key: str | None = None,
+    query: str = "",
+    origin: str | None = None,
+    subprotocols: Sequence[Subprotocol] | None = None,
 ) -> AsyncIterator[ClientConnection]:
     url = gateway.url.replace("http", "ws") + "/v1/realtime" + query
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -33,6 +39,7 @@ async def socket(
         url,
         additional_headers=headers,
         origin=origin,  # type: ignore[arg-type]
+        subprotocols=subprotocols,
         compression=None,  # what is sent is what is in the buffers
         proxy=None,
     ) as connection:
@@ -80,6 +87,14 @@ class TestRealtime:
         assert done["usage"]["completion_tokens"] == 3
         assert done["id"] == f"resp_{claim.ticket.request_id}" == seen[2]["response_id"]
         assert [m["content"] for m in json.loads(again.ticket.body)["messages"]] == ["Hi", "Hello 🦊", "Hi"]
+
+    @pytest.mark.parametrize(("offered", "chosen"), [(["x-other", "realtime"], "realtime"), (["x-other"], None)])
+    async def test_chooses_its_own_subprotocol_where_it_is_offered(
+        self, gateway: Gateway, offered: list[Subprotocol], chosen: str | None
+    ) -> None:
+        async with socket(gateway, key=gateway.key, subprotocols=offered) as connection:
+            assert (await event(connection))["type"] == "session.created"
+            assert connection.subprotocol == chosen
 
     async def test_takes_its_key_in_the_first_message(self, gateway: Gateway) -> None:
         async with socket(gateway) as connection:
