@@ -181,7 +181,8 @@ X_FRAME_OPTIONS = "DENY"
 CSRF_FAILURE_VIEW = "controlplane.views.csrf_failure"
 SECURE_REFERRER_POLICY = "same-origin"
 # No inline script runs, also where a page would be tricked into holding one. The console's toolkit (django-unfold)
-# evaluates expressions from its own templates' attributes, which needs 'unsafe-eval', and sets style attributes.
+# evaluates expressions from its own templates' attributes, which needs 'unsafe-eval' (docs/decisions/0009), and sets
+# style attributes.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [NONE],

@@ -22,15 +22,14 @@ def rates(
     requests: list[Headroom] = []
     tokens: list[Headroom] = []
     for limit, reading, window in zip(limits, readings, windows, strict=True):
+        if not policy.is_rate(limit):
+            continue
         room = Headroom(
             limit=limit.cap,
             remaining=policy.free(metric=limit.metric, cap=limit.cap, reading=reading),
             reset_ms=policy.reset_ms(metric=limit.metric, cap=limit.cap, reading=reading, window=window, now_ms=now_ms),
         )
-        if limit.metric is Metric.REQUESTS_PER_MINUTE:
-            requests.append(room)
-        elif policy.is_rate(limit):
-            tokens.append(room)
+        (requests if limit.metric is Metric.REQUESTS_PER_MINUTE else tokens).append(room)
     return policy.tightest(requests), policy.tightest(tokens)
 
 
