@@ -38,6 +38,7 @@ class Hold:
     charges: list[Charge]
     state: str = "held"
     attempt: int = 0
+    output: int = 0
     cost: int = 0
     actual: dict[Amount, int] = field(default_factory=dict)
 
@@ -51,12 +52,17 @@ class Model:
     counters: dict[Place, Counter] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
 
-    def hold(self, number: int, limits: list[Limit], *, prompt: int, output: int, cost: int) -> str:
-        """`granted`, `known`, or `refused`."""
+    def hold(self, number: int, limits: list[Limit], *, prompt: int, output: int, price: int, cut: bool) -> str:
+        """`granted`, `known`, or `refused`. `price` is of each token; `cut`: rather fewer of them than a refusal."""
         if number in self.holds:
             return "granted" if self.holds[number].state == "held" else "known"
-        needs = amounts(prompt, output, cost)
-        plan = [(limit, needs[RULES[limit.metric].amount], self.current(limit)) for limit in limits]
+        counters = [(limit, self.current(limit)) for limit in limits]
+        if cut and price:
+            money = [(limit.cap - one.used - one.held) // price for limit, one in counters if is_money(limit)]
+            affordable = min([prompt + output, *money]) - prompt
+            output = affordable if affordable >= 1 else output
+        needs = amounts(prompt, output, (prompt + output) * price)
+        plan = [(limit, needs[RULES[limit.metric].amount], counter) for limit, counter in counters]
         if not all(fits(limit, need, counter) for limit, need, counter in plan):
             return "refused"
         charges = []
@@ -68,7 +74,7 @@ class Model:
             counter.last_cap = limit.cap
             self.counters[place(limit)] = counter
             charges.append(Charge(limit, need, counter.window.label if counter.window else ""))
-        self.holds[number] = Hold(at=self.now, charges=charges)
+        self.holds[number] = Hold(at=self.now, charges=charges, output=output)
         return "granted"
 
     def start(self, number: int, attempt: int) -> bool:
@@ -162,6 +168,10 @@ class Model:
             and hold.at < below_ms
             and (window is None or charge.label == window.label)
         )
+
+
+def is_money(limit: Limit) -> bool:
+    return RULES[limit.metric].amount is Amount.MONEY
 
 
 def place(limit: Limit) -> Place:

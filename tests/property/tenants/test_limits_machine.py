@@ -35,7 +35,7 @@ from tenants.limits import keys
 from tenants.limits.audit import Audit, Rebuilt
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldGranted, HoldHint, HoldState
-from tenants.limits.policy import GRAINS, RULES, Kind, counted
+from tenants.limits.policy import GRAINS, RULES, Amount, Kind, counted
 from tests.functional.tenants.cast import ACME, KEY, NOON, PROJECT, request
 from tests.property.tenants.model import Model, Place
 
@@ -61,7 +61,8 @@ class LimitsMachine(RuleBasedStateMachine):
         self.jumped_far = self.changed_caps = False
         self.model = Model(now=NOON, zone=ZONE)
         self.caps: dict[Place, int] = {}
-        self.asked: dict[int, tuple[int, int, int, str]] = {}
+        self.asked: dict[int, tuple[int, int, int, str, bool]] = {}
+        self.removed: dict[Place, int] = {}
         self.epoch = 1
         self.next_number = 1
         # What was let in since a cap was last changed or the clock went back: (time, need, request).
@@ -101,12 +102,13 @@ class LimitsMachine(RuleBasedStateMachine):
         times=st.integers(1, 3),
         prompt=st.integers(0, 3),
         output=st.integers(0, 3),
-        price=st.integers(0, 1),
+        price=st.integers(0, 2),
         model=MODELS,
+        cut=st.booleans(),
     )
-    def new_hold(self, times: int, prompt: int, output: int, price: int, model: str) -> None:
+    def new_hold(self, times: int, prompt: int, output: int, price: int, model: str, cut: bool) -> None:
         for _ in range(times):
-            self.hold(self.next_number, prompt, output, (prompt + output) * price, model)
+            self.hold(self.next_number, prompt, output, price, model, cut)
             self.next_number += 1
 
     @precondition(lambda self: self.model.holds)
@@ -119,7 +121,7 @@ class LimitsMachine(RuleBasedStateMachine):
         """One of the last holds, most often; now and then one that never was."""
         return data.draw(st.sampled_from([*sorted(self.model.holds)[-5:], 999_999]))
 
-    def hold(self, number: int, prompt: int, output: int, cost: int, model: str) -> None:
+    def hold(self, number: int, prompt: int, output: int, price: int, model: str, cut: bool) -> None:
         limits = self.limits_now(model)
         before = self.counters()
         asked = request(
@@ -127,21 +129,27 @@ class LimitsMachine(RuleBasedStateMachine):
             *limits,
             prompt_tokens=prompt,
             output_tokens_max=output,
-            cost_max_nano=cost,
+            cost_max_nano=(prompt + output) * price,
+            output_nano_per_token=price,
+            cut_to_affordable=cut,
             timezone=ZONE,
             key_epoch=self.epoch,
         )
+        answer = None
         try:
             answer = self.run(self.limits.hold(asked))
             seen = "granted" if isinstance(answer, HoldGranted) else "known"
         except (LimitExceeded, BudgetSpent):
             seen = "refused"
         was_new = number not in self.model.holds
-        assert seen == self.model.hold(number, list(limits), prompt=prompt, output=output, cost=cost)
+        assert seen == self.model.hold(number, list(limits), prompt=prompt, output=output, price=price, cut=cut)
+        if isinstance(answer, HoldGranted):
+            assert answer.output_tokens == self.model.holds[number].output
+            assert answer.cut == (answer.output_tokens < self.asked.get(number, (prompt, output))[1])
         if seen != "granted":
             assert self.counters() == before
         elif was_new:
-            self.asked[number] = (prompt, output, cost, model)
+            self.asked[number] = (prompt, output, price, model, cut)
             for charge in self.model.holds[number].charges:
                 self.record.setdefault(charge.place, []).append((self.model.now, charge.need, number))
 
@@ -157,12 +165,9 @@ class LimitsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.model.holds)[-6:]))
-        prompt, output, cost, _ = self.asked[number]
-        actual = (
-            data.draw(st.integers(0, prompt)),
-            data.draw(st.integers(0, output)),
-            data.draw(st.integers(0, cost)),
-        )
+        prompt, _, price, *_ = self.asked[number]
+        used = data.draw(st.integers(0, prompt)), data.draw(st.integers(0, self.model.holds[number].output))
+        actual = (*used, data.draw(st.integers(0, sum(used) * price)))
         settled = self.run(
             self.limits.settle(
                 tenant_id=ACME,
@@ -189,6 +194,20 @@ class LimitsMachine(RuleBasedStateMachine):
         self.caps[owned] = cap
         self.changed_caps = True
         self.record.pop(owned, None)
+
+    @precondition(lambda self: len(self.caps) > 1)
+    @rule(data=st.data())
+    def limit_is_removed(self, data: st.DataObject) -> None:
+        """What it counts of requests under way goes on; what comes meanwhile is not in it."""
+        owned = data.draw(st.sampled_from(list(self.caps)))
+        self.removed[owned] = self.caps.pop(owned)
+        self.record.pop(owned, None)
+
+    @precondition(lambda self: self.removed)
+    @rule(data=st.data())
+    def limit_is_set_again(self, data: st.DataObject) -> None:
+        owned = data.draw(st.sampled_from(list(self.removed)))
+        self.caps[owned] = self.removed.pop(owned)
 
     @rule(step=st.sampled_from([1, 300, 900, 2_500, 60_000, 43_200_000, 1_728_000_000]))
     def time_passes(self, step: int) -> None:
@@ -291,6 +310,20 @@ class LimitsMachine(RuleBasedStateMachine):
             kind = RULES[where[1]].kind
             states = {Kind.CONCURRENT: OPEN, Kind.QUEUED: (HoldState.HELD,)}.get(kind, ())
             assert len([n for _, _, n in let_in if self.model.holds[n].state in states]) <= self.caps[where]
+
+    @invariant()
+    def what_is_spent_and_may_still_be_never_passes_a_budget(self) -> None:
+        """By the record alone: settled at its cost, open at its worst, in the window of its admission."""
+        for where, let_in in self.record.items():
+            if RULES[where[1]].amount is not Amount.MONEY:
+                continue
+            sums: dict[str, int] = {}
+            for _, need, number in let_in:
+                hold = self.model.holds[number]
+                label = next(charge.label for charge in hold.charges if charge.place == where)
+                worst = need if hold.state in OPEN else hold.cost
+                sums[label] = sums.get(label, 0) + worst
+            assert all(spent <= self.caps[where] for spent in sums.values())
 
     @invariant()
     def what_was_let_in_never_passes_a_bucket(self) -> None:
