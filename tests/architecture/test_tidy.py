@@ -207,6 +207,18 @@ class TestDocs:
         stated = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
         assert stated == render_limits() + render_tenant_limits(), "run `manage.py limits_doc`"
 
+    def test_every_test_that_a_page_names_is_there(self) -> None:
+        named = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+        page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+        found = set(named.findall(page))
+        missing = [
+            f"{path}::{name}"
+            for path, name in sorted(found)
+            if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8")
+        ]
+        assert missing == []
+        assert len(found) > 40
+
     def test_every_relative_link_leads_somewhere(self) -> None:
         link = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
         broken = [
