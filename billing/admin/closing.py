@@ -1,4 +1,7 @@
-"""Periods in the admin: compared, waived with a reason, sealed; each by POST after being asked."""
+"""Periods in the admin: compared, waived with a reason, sealed; each by POST after being asked.
+
+A gateway serves these pages and has no receipt key: what signs is asked for as a job.
+"""
 
 from typing import Any
 
@@ -13,11 +16,12 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from billing.admin.asking import asked
 from billing.admin.base import ReadOnly, ReadOnlyInline, actor_of
-from billing.closing.close import CloseRefused, check_period, correct_period, seal_period, waive_gaps
+from billing.closing.close import CloseRefused, check_period, waive_gaps
 from billing.invoicing.issue import InvoiceRefused, issue_document
+from billing.jobs import ask
 from billing.ledger.journal import LedgerConflict
 from billing.management.composition import gather_evidence
-from billing.models import BillingPeriod, CloseGap, CloseWaiver, PeriodUsage
+from billing.models import BillingPeriod, CloseGap, CloseWaiver, JobKind, PeriodUsage
 from stores.clickhouse import ClickHouseError
 
 _TOLD = (CloseRefused, InvoiceRefused, LedgerConflict, ClickHouseError, RedisError, OSError)
@@ -83,8 +87,8 @@ class BillingPeriodAdmin(ReadOnly):
     @action(description="Seal", url_path="seal", icon="lock")
     def seal(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
-            seal_period(period, gather_evidence(), actor=actor_of(request), now=timezone.now())
-            return "Sealed: late usage is a correction from now on."
+            ask(kind=JobKind.CLOSE, subject=str(period.pk), actor=actor_of(request), now=timezone.now())
+            return "Asked for: it is sealed as a job, when its books agree. See Jobs."
 
         return asked(self, request, object_id, title="Seal", form=forms.Form, run=run, errors=_TOLD)
 
@@ -99,7 +103,7 @@ class BillingPeriodAdmin(ReadOnly):
     @action(description="Look for late usage", url_path="correct", icon="history_edu")
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
-            revision = correct_period(period, gather_evidence(), now=timezone.now())
-            return "Nothing has changed." if revision is None else f"Revision {revision} is stored."
+            ask(kind=JobKind.CORRECT, subject=str(period.pk), actor=actor_of(request), now=timezone.now())
+            return "Asked for: what came late is stored as a revision, by a job. See Jobs."
 
         return asked(self, request, object_id, title="Look for late usage of", form=forms.Form, run=run, errors=_TOLD)

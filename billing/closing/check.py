@@ -45,12 +45,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Where the books are. `attempt_logs` None: the engine's side is not at hand, which is a gap by itself."""
+    """Where the books are. `attempt_logs` None: the engine's side is not at hand, which is a gap by itself.
+
+    `signer` None: this process may compare, and not seal.
+    """
 
     reader: Reader
     watermark: Watermark
     attempt_logs: Sequence[Path] | None
-    signer: Signer
+    signer: Signer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

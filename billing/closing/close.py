@@ -18,6 +18,7 @@ from billing.closing.compare import Gap, HourCount
 from billing.customers import find_calendar
 from billing.models import BillingPeriod, CloseGap, CloseWaiver, PeriodHour, PeriodState, PeriodUsage
 from billing.proof.seal import HourRoot, SealDiffers, hour_roots, store_seal
+from billing.proof.signing import Signer
 from billing.rating.invoice import Usage
 from billing.rating.periods import Month, Span, month_span
 from contracts.money import decimal_from_nano, nano_from_decimal
@@ -115,6 +116,7 @@ def seal_period(period: BillingPeriod, evidence: Evidence, *, actor: str, now: d
     )
     if earlier.exists():
         raise CloseRefused("an earlier period of this tenant is still a draft")
+    signer = _signer(evidence)
     comparison = check_period(period, evidence, now=now)
     gaps = list(comparison.gaps)
     if gaps and not CloseWaiver.objects.filter(period=period, gaps_sha256=_digest(gaps)).exists():
@@ -124,7 +126,7 @@ def seal_period(period: BillingPeriod, evidence: Evidence, *, actor: str, now: d
         locked = BillingPeriod.objects.select_for_update().get(pk=period.pk)
         if locked.state == PeriodState.DRAFT:
             _store(locked, comparison, roots, revision=FIRST_REVISION)
-            store_seal(locked, roots, revision=FIRST_REVISION, signer=evidence.signer)
+            store_seal(locked, roots, revision=FIRST_REVISION, signer=signer)
             locked.state, locked.sealed_at, locked.sealed_by = PeriodState.SEALED, now, actor
             locked.save(update_fields=["state", "sealed_at", "sealed_by"])
     return locked
@@ -138,6 +140,7 @@ def correct_period(period: BillingPeriod, evidence: Evidence, *, now: datetime) 
     current = BillingPeriod.objects.get(pk=period.pk)
     if current.state not in (PeriodState.SEALED, PeriodState.ISSUED, PeriodState.PAID):
         raise CloseRefused(f"{current} is {current.state}: only what was sealed is corrected")
+    signer = _signer(evidence)
     comparison = _compare(period, evidence, now=now)
     roots = _roots(period, comparison, evidence)
     with transaction.atomic():
@@ -148,7 +151,7 @@ def correct_period(period: BillingPeriod, evidence: Evidence, *, now: datetime) 
         if comparison.gaps:
             raise CloseBlocked(comparison.gaps)
         _store(locked, comparison, roots, revision=last + 1)
-        store_seal(locked, roots, revision=last + 1, signer=evidence.signer)
+        store_seal(locked, roots, revision=last + 1, signer=signer)
         return last + 1
 
 
@@ -169,6 +172,12 @@ def _compare(period: BillingPeriod, evidence: Evidence, *, now: datetime) -> Com
         tenant_id=period.tenant_id, currency=period.currency, starts_at=period.starts_at, ends_at=period.ends_at
     )
     return compare_books(subject, evidence, now=now)
+
+
+def _signer(evidence: Evidence) -> Signer:
+    if evidence.signer is None:
+        raise CloseRefused("this process has no receipt key, so it cannot seal: ask for it as a job")
+    return evidence.signer
 
 
 def _roots(period: BillingPeriod, comparison: Comparison, evidence: Evidence) -> list[HourRoot]:

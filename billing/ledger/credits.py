@@ -5,7 +5,7 @@ prepaid credit; every posting has a key, so a repeat moves nothing; a grant neve
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
 
@@ -118,16 +118,26 @@ def expire_credits(*, now: datetime, limit: int = EXPIRED_AT_ONCE) -> int:
     return sum(_expire(grant_id, now=now) for grant_id in ids)
 
 
-def fire_alerts(*, now: datetime) -> list[CreditAlert]:
-    """Alerts whose tenant has fallen below their amount, each told once; those that no longer are below are armed."""
+def fire_alerts(*, now: datetime, tell: Callable[[CreditAlert, int], None]) -> list[CreditAlert]:
+    """Alerts whose tenant has fallen below their amount, each told once; those that no longer are below are armed.
+
+    `tell` gets the alert and what is left (nano-units), in the transaction that says that it was told.
+    """
     fired = []
-    for alert in CreditAlert.objects.all().iterator():
-        left = balance_nano(tenant_id=alert.tenant_id, currency=alert.currency)
-        is_below = left < nano_from_decimal(alert.below)
-        if is_below != (alert.fired_at is not None):
+    for alert_id in list(CreditAlert.objects.values_list("pk", flat=True)):
+        with transaction.atomic():
+            alert = CreditAlert.objects.select_for_update().filter(pk=alert_id).first()
+            if alert is None:
+                continue
+            left = balance_nano(tenant_id=alert.tenant_id, currency=alert.currency)
+            is_below = left < nano_from_decimal(alert.below)
+            if is_below == (alert.fired_at is not None):
+                continue
             alert.fired_at = now if is_below else None
             alert.save(update_fields=["fired_at"])
-            fired += [alert] if is_below else []
+            if is_below:
+                tell(alert, left)
+                fired.append(alert)
     return fired
 
 

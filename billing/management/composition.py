@@ -7,12 +7,15 @@ process is told to stop once, by SIGTERM or SIGINT, and finishes the round that 
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from django.conf import settings
+from django.db import close_old_connections
+from django.utils import timezone
 from django.utils.module_loading import import_string
 from redis.asyncio import Redis
 
@@ -20,9 +23,13 @@ from billing.closing.check import Evidence
 from billing.closing.watermark import read_watermark
 from billing.metering.meter import Revive
 from billing.metering.streams import UsageStreams
-from billing.proof.signing import Signer
+from billing.models import CreditAlert, DunningStep
+from billing.proof.publishing import ensure_key, open_published, publish_derived
+from billing.proof.receipts import find_receipt
+from billing.proof.signing import KeyRefused, Signer
 from billing.selectors import usage_reader
 from contracts.clock import Clock
+from contracts.money import text_from_nano
 from stores.redis_blocking import blocking_redis
 
 HEALTH_SECONDS = 30.0
@@ -38,13 +45,75 @@ def gather_evidence(*, attempt_logs: Sequence[Path] = ()) -> Evidence:
     own = Path(settings.ENV.home) / "attempts"
     logs = list(attempt_logs) or ([own] if own.is_dir() else None)
     watermark = read_watermark(blocking_redis(settings.ENV.redis), revive=usage_reviver())
-    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs, signer=open_signer())
+    try:
+        signer = open_signer()
+    except KeyRefused as error:
+        log.info("this process may compare and not seal: %s", error)
+        signer = None
+    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs, signer=signer)
+
+
+def receipt_key_file() -> Path:
+    """Where this machine's processes that sign have their key."""
+    named: Path | None = settings.ENV.receipt_key_file
+    return named or Path(settings.ENV.home) / "keys" / "receipts.pem"
 
 
 def open_signer() -> Signer:
-    """The key of this installation's receipts and seals."""
-    env = settings.ENV
-    return Signer(secret=env.secret.get_secret_value(), old_secret=env.secret_old.get_secret_value())
+    """The key that signs receipts and seals. Raises billing.proof.signing.KeyRefused where this process has none."""
+    return open_published(receipt_key_file())
+
+
+def begin_to_sign() -> Signer:
+    """As `open_signer`, by the process that makes the key where there is none: the settler. Blocking."""
+    now = timezone.now()
+    for secret in (settings.ENV.secret.get_secret_value(), *settings.ENV.old_secrets):
+        publish_derived(secret, now=now)
+    return ensure_key(receipt_key_file(), now=now)
+
+
+def signed_receipt_of(request_id: str, tenant_id: str) -> dict[str, Any] | None:
+    """A request's receipt as it is handed out; None when it is unknown here. Blocking.
+
+    Raises stores.clickhouse.ClickHouseError, KeyRefused.
+    """
+    try:
+        found = find_receipt(usage_reader(), request_id=request_id, tenant_id=tenant_id)
+        return None if found is None else open_signer().signed_receipt(found)
+    finally:
+        close_old_connections()
+
+
+def tell_of_low_credit(alert: CreditAlert, left_nano: int) -> None:
+    """The event `credit.low`, in the caller's transaction."""
+    _tell(
+        "credit.low",
+        tenant_id=alert.tenant_id,
+        subject=f"tenant:{alert.tenant_id}",
+        after={"currency": alert.currency, "below": f"{alert.below.normalize():f}", "left": text_from_nano(left_nano)},
+    )
+
+
+def tell_of_dunning(step: DunningStep) -> None:
+    """The event `invoice.overdue`, in the caller's transaction."""
+    document = step.invoice
+    _tell(
+        "invoice.overdue",
+        tenant_id=step.tenant_id,
+        subject=f"invoice:{document.pk}",
+        after={
+            "number": document.number,
+            "level": step.level,
+            "due": f"{step.due.normalize():f}",
+            "currency": document.currency,
+            "due_at": document.due_at.isoformat(),
+        },
+    )
+
+
+def _tell(name: str, *, tenant_id: uuid.UUID, subject: str, after: Mapping[str, Any]) -> None:
+    actor = import_string("tenants.actors.Actor")(name="system:billing")
+    import_string("tenants.events.record")(name, tenant_id=tenant_id, subject=subject, actor=actor, after=after)
 
 
 class Sweeper(Protocol):

@@ -17,6 +17,7 @@ from billing.models.closing import (
     PeriodUsage,
 )
 from billing.models.credits import CreditAlert, CreditGrant, CreditMovement, MovementKind
+from billing.models.dunning import DunningStep
 from billing.models.invoices import (
     Adjustment,
     DocumentKind,
@@ -26,13 +27,16 @@ from billing.models.invoices import (
     InvoiceSeries,
     Payment,
 )
+from billing.models.jobs import BillingJob, JobKind, JobState
 from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
 from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
+from billing.models.receipts import ReceiptKey
 from billing.models.tax import BillingProfile, Issuer, TaxRate
 
 __all__ = [
     "AccountKind",
     "Adjustment",
+    "BillingJob",
     "BillingPeriod",
     "BillingProfile",
     "CloseGap",
@@ -43,10 +47,13 @@ __all__ = [
     "CreditMovement",
     "DocumentKind",
     "DocumentState",
+    "DunningStep",
     "Invoice",
     "InvoiceLine",
     "InvoiceSeries",
     "Issuer",
+    "JobKind",
+    "JobState",
     "LedgerAccount",
     "LedgerEntry",
     "LedgerTransaction",
@@ -61,6 +68,7 @@ __all__ = [
     "PriceList",
     "PriceMeter",
     "PriceVersion",
+    "ReceiptKey",
     "TaxRate",
     "UsagePosting",
     "Version",

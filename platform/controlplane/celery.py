@@ -56,6 +56,11 @@ app.conf.beat_schedule = {
         "options": {"expires": 300},
     },
     "close periods": {"task": "billing.tasks.close_due", "schedule": 3600.0, "options": {"expires": 3600}},
+    "run billing jobs": {
+        "task": "billing.tasks.run_billing_jobs",
+        "schedule": 20.0,
+        "options": {"expires": 20},
+    },
     "store documents": {"task": "billing.tasks.store_documents", "schedule": 60.0, "options": {"expires": 60}},
     "expire credit": {"task": "billing.tasks.expire_credits", "schedule": 600.0, "options": {"expires": 600}},
     "tell of credit that runs out": {

@@ -25,6 +25,8 @@ class Environment(BaseSettings):
     home: Path = Field(default=ROOT / ".weir", validation_alias="WEIR_HOME")
     secret: SecretStr = Field(default=SecretStr(LOCAL_SECRET), validation_alias="WEIR_SECRET")
     secret_old: SecretStr = Field(default=SecretStr(""), validation_alias="WEIR_SECRET_OLD")
+    receipt_key_file: Path | None = Field(default=None, validation_alias="WEIR_RECEIPT_KEY_FILE")
+    issue_invoices: bool = Field(default=False, validation_alias="WEIR_ISSUE_INVOICES")
     trusted_proxies: str = Field(default="", validation_alias="WEIR_TRUSTED_PROXIES")
     debug: bool = Field(default=False, validation_alias="WEIR_DEBUG")
     production: bool = Field(default=False, validation_alias="WEIR_PRODUCTION")

@@ -43,6 +43,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             ("Price lists", "list", "admin:billing_pricelist_changelist"),
             ("Periods", "event_available", "admin:billing_billingperiod_changelist"),
             ("Invoices", "receipt_long", "admin:billing_invoice_changelist"),
+            ("Reminders", "notification_important", "admin:billing_dunningstep_changelist"),
             ("Adjustments", "tune", "admin:billing_adjustment_changelist"),
             ("Contract terms", "contract", "admin:billing_contractterms_changelist"),
             ("Credit", "savings", "admin:billing_creditgrant_changelist"),
@@ -51,6 +52,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
             ("Billing addresses", "home_work", "admin:billing_billingprofile_changelist"),
             ("Tax rates", "percent", "admin:billing_taxrate_changelist"),
             ("Issuer", "storefront", "admin:billing_issuer_changelist"),
+            ("Receipt keys", "key", "admin:billing_receiptkey_changelist"),
+            ("Jobs", "task", "admin:billing_billingjob_changelist"),
         ),
         _group(
             "Access",

@@ -15,6 +15,7 @@ from controlplane.reads.database import from_database
 from controlplane.reads.keys import DatabaseEpochs, KeyLoads
 from controlplane.reads.policies import PublishedPolicies
 from controlplane.reads.prices import PriceCache
+from controlplane.reads.receipts import SettlersReceipts
 from controlplane.reads.reports import ClickHouseReports
 from fairqueue.keys import mailbox_channel
 from fairqueue.policy import QueueBounds
@@ -60,6 +61,7 @@ def gateway_services() -> GatewayServices:
         prices=prices,
         policies=policies,
         usage=ClickHouseReports(),
+        receipts=SettlersReceipts(redis=redis, clock=clock),
         cache_salt_secret=derive(secret, CACHE_SALT),
         kept=open_kept(clock=clock, secret=secret, old_secrets=env.old_secrets),
         validators=validators,

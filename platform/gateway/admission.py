@@ -33,7 +33,7 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.clients import require_network
-from gateway.drafts import Draft, content_of, count_tokens, hash_end_user, output_tokens, refuse_hopeless
+from gateway.drafts import SERVED_AS, Draft, content_of, count_tokens, hash_end_user, output_tokens, refuse_hopeless
 from gateway.services import GatewayServices, ServedModel
 from gateway.stream.mailbox import Inbox
 from gateway.surface.schema import Asked, check_vocabulary
@@ -203,7 +203,7 @@ class Admission:
         return served
 
     async def _price(self, context: TenantContext, model: str) -> PriceCard:
-        price = await self._services.prices.card(tenant_id=context.tenant_id, model=model)
+        price = await self._services.prices.card(tenant_id=context.tenant_id, model=model, service_class=SERVED_AS)
         if price is None:
             raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
         return price

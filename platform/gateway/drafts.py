@@ -24,6 +24,7 @@ from tenants.limits.holds import HoldRequest, Idempotency
 from tenants.limits.policy import counted, max_tokens_limit, scope_name
 from tenants.limits.refusal import blocked
 
+SERVED_AS = ServiceClass.INTERACTIVE  # what is priced, queued and billed as; no route here admits another class
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's and vLLM's, of /v1/completions
 
 
@@ -88,7 +89,7 @@ class Draft:
             cache_salt=cache_salt,
             price=self.price,
             policy=context.policy,
-            service_class=ServiceClass.INTERACTIVE,
+            service_class=SERVED_AS,
             admitted_at_ms=admitted_at_ms,
             edge_us=edge_us,
             guard_us=self.guard_us,

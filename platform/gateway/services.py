@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from billing.clickhouse.shapes import RequestRow, UsagePage
 from contracts.clock import Clock
+from contracts.jobs import ServiceClass
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.tenancy import PolicyRef
@@ -77,8 +78,8 @@ class Catalogue(Protocol):
 
 
 class Prices(Protocol):
-    async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
-        """The prices in force now; None = the model has none and is refused."""
+    async def card(self, *, tenant_id: str, model: str, service_class: ServiceClass) -> PriceCard | None:
+        """The prices in force now for a request of this class; None = the model has none and is refused."""
 
 
 class Policies(Protocol):
@@ -107,6 +108,16 @@ class UsageReports(Protocol):
 
     async def request(self, *, tenant_id: str, request_id: str) -> RequestRow | None:
         """A metered request of this tenant; None when unknown."""
+
+
+class Receipts(Protocol):
+    """What proves a bill; both raise contracts.errors.Unavailable when who signs, or PostgreSQL, is away."""
+
+    async def receipt(self, *, request_id: str, tenant_id: str) -> dict[str, Any] | None:
+        """The signed receipt of this tenant's request; None when it is unknown, or not metered yet."""
+
+    async def keys(self) -> dict[str, bytes]:
+        """Key id -> public key of whatever was ever signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ class GatewayServices:
     usage: UsageReports
     cache_salt_secret: bytes  # stores.secrets.derive(secret, CACHE_SALT)
     kept: KeptRequests | None = None  # None = background requests are not taken
+    receipts: Receipts | None = None  # None = this gateway hands out none
     validators: ValidatorPool | None = None  # None = no rule may need one: a policy that does is refused
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     background: tuple[Callable[[], Awaitable[Any]], ...] = ()  # loops that live as long as the server

@@ -49,6 +49,16 @@ EVENTS: dict[str, Known] = {
         "tenant:<id>, project:<id> or key:<id>",
         after=_BUDGET,
     ),
+    "credit.low": Known(
+        "Prepaid credit fell below the amount of an alert. Once, until it is above again.",
+        "tenant:<id>",
+        after=("currency", "below", "left"),
+    ),
+    "invoice.overdue": Known(
+        "A document is not paid after its due day: reminder 1, 2 or 3. Nothing is switched off by it.",
+        "invoice:<id>",
+        after=("number", "level", "due", "currency", "due_at"),
+    ),
     "key.changed": Known("Settings of an API key were changed.", "apikey:<id>", before=_KEY, after=_KEY),
     "key.created": Known("An API key was made. Its text is in no event.", "apikey:<id>", after=_KEY),
     "key.expired": Known("An API key came to its end and is refused.", "apikey:<id>", before=_KEY),

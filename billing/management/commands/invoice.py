@@ -19,6 +19,7 @@ from billing.ledger.journal import LedgerConflict
 from billing.management.composition import open_signer
 from billing.models import BillingPeriod, Invoice, PeriodState
 from billing.proof.pack import NoProof, proof_of
+from billing.proof.signing import KeyRefused
 from billing.selectors import usage_reader
 from contracts.money import text_from_nano
 from stores.clickhouse import ClickHouseError
@@ -71,7 +72,7 @@ class Command(BaseCommand):
         }[options["verb"]]
         try:
             verb(options)
-        except (InvoiceRefused, PaymentRefused, LedgerConflict, NoProof) as error:
+        except (InvoiceRefused, PaymentRefused, LedgerConflict, NoProof, KeyRefused) as error:
             raise CommandError(str(error)) from error
         except ObjectStoreError as error:
             raise CommandError(f"{error}; run it again: what was issued stands") from error

@@ -6,7 +6,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing.management.composition import open_signer
+from billing.proof.publishing import published_keys
 from billing.proof.receipts import find_receipt
+from billing.proof.signing import KeyRefused
 from billing.selectors import usage_reader
 from stores.clickhouse import ClickHouseError
 
@@ -21,15 +23,17 @@ class Command(BaseCommand):
         parser.add_argument("--keys", action="store_true", help="print public keys, the signing one first")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        signer = open_signer()
         if options["keys"]:
-            for key_id, public_key in signer.public_keys.items():
+            for key_id, public_key in published_keys().items():
                 self.stdout.write(f"{key_id} {public_key.hex()}")
             return
         if not options["request_id"]:
             raise CommandError("name a request, or --keys")
         try:
+            signer = open_signer()
             found = find_receipt(usage_reader(), request_id=options["request_id"])
+        except KeyRefused as error:
+            raise CommandError(str(error)) from error
         except ClickHouseError as error:
             raise CommandError(f"the usage tables do not answer: {error}") from error
         if found is None:

@@ -1,28 +1,41 @@
-"""`manage.py settler`: the sweeper of what crashes left, the keeper of background answers, and the posting of usage to
-the ledger, in one process."""
+"""`manage.py settler`: the sweeper of what crashes left, the keeper of background answers, the posting of usage to
+the ledger, and the signing of receipts, in one process.
+
+Invariant: nothing waits for the key: with PostgreSQL away, or its file refused, requests are settled all the same.
+"""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
+from django.db import Error as DatabaseError
+from django.db import connections
+from redis.asyncio import Redis
 
 from billing.ledger.posting import LedgerPosting
 from billing.management.composition import (
+    begin_to_sign,
     open_answer_keeper,
     open_sweeper,
     report_health,
+    signed_receipt_of,
     stop_on_signals,
     usage_reviver,
 )
 from billing.metering.consumer import Pace, UsageConsumer
 from billing.metering.streams import LEDGER_GROUP, UsageStreams
+from billing.proof.desk import serve_receipts
+from billing.proof.signing import KeyRefused, Signer
+from stores.clickhouse import ClickHouseError
 from stores.pulse import keep_touching, pulse_file
 from stores.redis import open_redis
 from stores.system import SystemClock
 
 REPLY_SECONDS = 20.0
+KEY_SECONDS = 10.0
 BATCH_ROWS = 2_000  # one database transaction
 
 log = logging.getLogger("weir.billing")
@@ -41,6 +54,38 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         asyncio.run(_run(name=options["name"]))
+
+
+async def _give_receipts(redis: Redis, *, stop: asyncio.Event) -> None:
+    """Publish this settler's key, as soon as PostgreSQL takes it, and answer who asks for receipts."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(KEY_SECONDS):
+                signer = await asyncio.to_thread(_publish_key)
+            break
+        except (DatabaseError, KeyRefused, OSError, TimeoutError) as error:
+            log.warning("receipts are not signed yet: %s", error or type(error).__name__)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEY_SECONDS):
+                    await stop.wait()
+    else:
+        return
+    log.info("receipts are signed with key %s", signer.key_id)
+    await serve_receipts(redis, answer=_receipt, stop=stop)
+
+
+def _publish_key() -> Signer:
+    try:
+        return begin_to_sign()
+    finally:
+        connections.close_all()
+
+
+def _receipt(request_id: str, tenant_id: str) -> dict[str, Any] | None:
+    try:
+        return signed_receipt_of(request_id, tenant_id)
+    except (ClickHouseError, DatabaseError, KeyRefused) as error:
+        raise OSError(str(error)) from error  # not now: it is asked again
 
 
 async def _run(*, name: str) -> None:
@@ -65,6 +110,7 @@ async def _run(*, name: str) -> None:
             tasks.create_task(sweeper.run(stopping=stop))
             tasks.create_task(answers.run(stopping=stop))
             tasks.create_task(consumer.run(stop=stop))
+            tasks.create_task(_give_receipts(redis, stop=stop))
             tasks.create_task(report_health(stop=stop, line=line))
             tasks.create_task(keep_touching(path=pulse_file(home=settings.ENV.home, name="settler"), stop=stop))
     finally:

@@ -5,14 +5,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing.management.composition import open_signer
 from billing.proof import verify
+from billing.proof.publishing import published_keys
 
 
 class Command(BaseCommand):
     """The same file, `billing/proof/verify.py`, runs by itself at the customer's."""
 
-    requires_system_checks: tuple[str, ...] = ()  # no store is asked
+    requires_system_checks: tuple[str, ...] = ()  # with --key no store is asked
     help = "Check the proof of an invoice against its receipts, and against receipts that a customer kept."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -21,7 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--receipts", type=Path, help="receipts that the customer kept, one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        keys = options["key"] or [key.hex() for key in open_signer().public_keys.values()]
+        keys = options["key"] or [key.hex() for key in published_keys().values()]
         arguments = [str(options["proof"]), *(part for key in keys for part in ("--key", key))]
         if options["receipts"]:
             arguments += ["--receipts", str(options["receipts"])]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from billing import selectors as billing_reads
 from contracts.clock import Clock
 from contracts.errors import Unavailable
+from contracts.jobs import ServiceClass
 from contracts.money import PriceCard
 from controlplane.reads.database import from_database
 
@@ -28,7 +29,7 @@ class PriceCache:
     """
 
     clock: Clock
-    _cards: dict[tuple[str, str, int], PriceCard | None] = field(default_factory=dict)
+    _cards: dict[tuple[str, str, str, int], PriceCard | None] = field(default_factory=dict)
     _epochs: dict[str, int] = field(default_factory=dict)
 
     def saw(self, *, tenant_id: str, epoch: int) -> None:
@@ -38,12 +39,12 @@ class PriceCache:
                 self._epochs.pop(next(iter(self._epochs)))
             self._epochs[tenant_id] = epoch
 
-    async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
-        key = (tenant_id, model, self._epochs.get(tenant_id, 0))
+    async def card(self, *, tenant_id: str, model: str, service_class: ServiceClass) -> PriceCard | None:
+        key = (tenant_id, model, service_class.value, self._epochs.get(tenant_id, 0))
         if self._cards.get(key) is None:  # unknown, or without a price when last seen: one may be there by now
             if len(self._cards) >= PRICE_ENTRIES_MAX:
                 self._cards.pop(next(iter(self._cards)))
-            self._cards[key] = await self._read(tenant_id, model)
+            self._cards[key] = await self._read(tenant_id, model, service_class.value)
         return self._cards[key]
 
     async def keep_fresh(self) -> None:
@@ -51,15 +52,20 @@ class PriceCache:
         while True:
             await asyncio.sleep(PRICE_FRESH_SECONDS)
             try:
-                for tenant_id, model, epoch in list(self._cards):
+                for key in list(self._cards):
+                    tenant_id, model, service_class, epoch = key
                     if epoch != self._epochs.get(tenant_id, 0):
-                        self._cards.pop((tenant_id, model, epoch), None)
+                        self._cards.pop(key, None)
                     else:
-                        self._cards[tenant_id, model, epoch] = await self._read(tenant_id, model)
+                        self._cards[key] = await self._read(tenant_id, model, service_class)
             except Unavailable:
                 log.warning("prices not refreshed, the last ones stand")
 
-    async def _read(self, tenant_id: str, model: str) -> PriceCard | None:
+    async def _read(self, tenant_id: str, model: str, service_class: str) -> PriceCard | None:
         return await from_database(
-            billing_reads.price_card, tenant_id=tenant_id, model=model, at_ms=self.clock.now_ms()
+            billing_reads.price_card,
+            tenant_id=tenant_id,
+            model=model,
+            at_ms=self.clock.now_ms(),
+            service_class=service_class,
         )

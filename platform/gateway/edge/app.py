@@ -20,6 +20,7 @@ from gateway.admission import Admission
 from gateway.edge.body import ClientGone
 from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
+from gateway.edge.proofs import show_costs, show_receipt, show_receipt_keys
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import bare_id, cancel_request, resume_events, show_request
 from gateway.services import GatewayServices
@@ -53,6 +54,9 @@ class InferenceApp:
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
             "/v1/models": _read(self._bound(list_models)),
             "/v1/usage": _read(self._bound(show_usage)),
+            "/v1/organization/usage/completions": _read(self._bound(show_usage)),
+            "/v1/organization/costs": _read(self._bound(show_costs)),
+            "/v1/receipt-keys": _read(self._bound(show_receipt_keys)),
             "/v1/openapi.json": _read(partial(_describe, document=orjson.Fragment(orjson.dumps(document())))),
             "/v1/realtime": {"GET": _only_websocket},
             "/health/live": _read(_live),
@@ -111,6 +115,7 @@ class InferenceApp:
         if head == "v1" and request_id:
             routes: dict[str, dict[str, Route]] = {
                 "": _read(self._bound(show_request, request_id=request_id)),
+                "receipt": _read(self._bound(show_receipt, request_id=request_id)),
                 "events": {"GET": self._bound(resume_events, request_id=request_id)},
                 "cancel": {"POST": self._bound(cancel_request, request_id=request_id)},
             }

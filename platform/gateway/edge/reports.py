@@ -41,7 +41,7 @@ async def show_model(exchange: Exchange, name: str, *, services: GatewayServices
 async def show_usage(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The tenant's own usage in time buckets, in OpenAI's shape."""
     caller = await identified(exchange, admission)
-    query = _usage_query(exchange.query(), now_ms=services.clock.now_ms())
+    query = read_query(exchange.query(), now_ms=services.clock.now_ms())
     page = await services.usage.buckets(tenant_id=caller.context.tenant_id, query=query)
     await exchange.json(200, page.as_json())
 
@@ -54,7 +54,8 @@ def _brief(card: ModelCard) -> dict[str, Any]:
     return {"id": card.model, "object": "model", "created": card.created_at_ms // 1000, "owned_by": "weir"}
 
 
-def _usage_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
+def read_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
+    """The parameters of a usage report. Raises InvalidRequest naming the parameter."""
     known = {"start_time", "end_time", "bucket_width", "limit", "page", *_LISTS}
     for name in given:
         if name not in known:

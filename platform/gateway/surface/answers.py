@@ -140,6 +140,39 @@ ANSWERS: dict[str, Schema] = {
             "currency": _TEXT,
         }
     ),
+    "CostPage": _closed(
+        {
+            "object": _is("page"),
+            "data": _list(
+                _closed(
+                    {
+                        "object": _is("bucket"),
+                        "start_time": _COUNT,
+                        "end_time": _COUNT,
+                        "results": _list(
+                            _closed(
+                                {
+                                    "object": _is("organization.costs.result"),
+                                    "amount": _closed({"value": {"type": "number"}, "currency": _TEXT}),
+                                    "line_item": _MAYBE_TEXT,
+                                    "project_id": _MAYBE_TEXT,
+                                }
+                            )
+                        ),
+                    }
+                )
+            ),
+            "has_more": {"type": "boolean"},
+            "next_page": _MAYBE_TEXT,
+        }
+    ),
+    "ReceiptKeyList": _closed(
+        {
+            "object": _is("list"),
+            "data": _list(_closed({"key_id": _TEXT, "algorithm": _is("Ed25519"), "public_key": _TEXT})),
+        }
+    ),
+    "SignedReceipt": _closed({"receipt": {"type": "object"}, "key_id": _TEXT, "signature": _TEXT}),
     "Request": _closed(
         {
             "id": _TEXT,

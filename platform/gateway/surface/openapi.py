@@ -40,6 +40,19 @@ def document() -> dict[str, Any]:
                 "get": _read("showModel", "A model's exact configuration on record", "Model", _in_path("model"))
             },
             "/v1/usage": {"get": _read("showUsage", "The tenant's own usage in time buckets", "UsagePage", *_usage())},
+            "/v1/organization/usage/completions": {
+                "get": _read("showUsageOfCompletions", "The same under OpenAI's path", "UsagePage", *_usage())
+            },
+            "/v1/organization/costs": {
+                "get": _read("showCosts", "The tenant's own costs by day, in OpenAI's shape", "CostPage", *_costs())
+            },
+            "/v1/receipt-keys": {
+                "get": _read("listReceiptKeys", "Public keys that receipts are checked with", "ReceiptKeyList")
+                | {"security": []}
+            },
+            "/v1/requests/{request_id}/receipt": {
+                "get": _read("showReceipt", "A request's signed receipt", "SignedReceipt", _in_path("request_id"))
+            },
             "/v1/requests/{request_id}": {
                 "get": _read("showRequest", "Where a request stands", "AnyRequest", _in_path("request_id"))
             },
@@ -131,6 +144,19 @@ def _usage() -> list[dict[str, Any]]:
         _in_query("page", {"type": "string"}, "`next_page` of the page before"),
         _in_query("group_by", groups, "What results of a bucket are kept apart by"),
         *(_in_query(name, _LIST, "Only these") for name in ("models", "project_ids", "api_key_ids")),
+    ]
+
+
+def _costs() -> list[dict[str, Any]]:
+    groups = {"type": "array", "items": {"enum": ["project_id", "line_item"]}}
+    return [
+        _in_query("start_time", _INTEGER_TEXT, "Unix seconds", required=True),
+        _in_query("end_time", _INTEGER_TEXT, "Unix seconds; now where absent"),
+        _in_query("bucket_width", {"enum": ["1d"], "default": "1d"}, "How long one bucket is"),
+        _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 180}, "Days of one page, 31 at most"),
+        _in_query("page", {"type": "string"}, "`next_page` of the page before"),
+        _in_query("group_by", groups, "What results of a day are kept apart by; a line item is a model"),
+        _in_query("project_ids", _LIST, "Only these"),
     ]
 
 

@@ -24,7 +24,7 @@ from tests.factories import jobs
 START = datetime(2026, 10, 31, 18, 15, tzinfo=UTC)  # November in Kathmandu
 END = datetime(2026, 11, 30, 18, 15, tzinfo=UTC)
 NOW = END + timedelta(hours=6)
-SIGNER = Signer("a root secret of thirty-two characters")
+SIGNER = Signer(b"a private key for the tests only")
 LARGE = TokenCounts(prompt=1_000_000, cached=600_000, completion=100_000)  # 0.86
 DONE = Watermark(low_ms=round(NOW.timestamp() * 1_000), letters=(), cut=())
 

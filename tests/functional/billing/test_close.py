@@ -31,11 +31,11 @@ from billing.closing.close import (
 from billing.closing.watermark import DeadLetter
 from billing.invoicing.drill import requests_of_line
 from billing.invoicing.issue import issue_document
-from billing.models import BillingPeriod, BillingProfile, Issuer, PeriodUsage
+from billing.models import BillingJob, BillingPeriod, BillingProfile, Issuer, PeriodUsage
 from billing.rating.prices import Meter
 from billing.selectors import price_card
 from billing.services import publish_prices
-from billing.tasks import close_due
+from billing.tasks import close_due, run_billing_jobs
 from contracts.tokens import TokenCounts
 from tenants.models import Tenant
 from tests.functional.billing.months import DONE, END, LARGE, NOW, START, Books
@@ -277,7 +277,7 @@ class TestDatabase:
 @pytest.fixture
 def wired_books(books: Books, monkeypatch: pytest.MonkeyPatch) -> Books:
     """Command and admin find these books: chDB has one owner in a process, and the test is it."""
-    for module in ("billing.admin.closing", "billing.management.commands.close_period"):
+    for module in ("billing.admin.closing", "billing.management.commands.close_period", "billing.tasks"):
         monkeypatch.setattr(f"{module}.gather_evidence", lambda **kwargs: books.evidence())
         monkeypatch.setattr(f"{module}.timezone.now", lambda: NOW)
     return books
@@ -326,10 +326,16 @@ class TestAdmin:
         page = reverse("admin:billing_billingperiod_change", args=[november.pk])
         assert all(ada.get(address).status_code == 200 for address in steps.values())
         ada.post(steps["seal"])
+        assert run_billing_jobs() == 1
+        assert BillingJob.objects.get().result.startswith("not closed: 1 gaps")
         assert b"in no attempt log" in ada.get(page).content
         assert BillingPeriod.objects.get(pk=november.pk).state == "draft"
         ada.post(steps["waive"], {"reason": "The disk was lost."})
         ada.post(steps["seal"])
+        ada.post(steps["seal"])
+        assert run_billing_jobs() == 1
+        job = reverse("admin:billing_billingjob_change", args=[BillingJob.objects.get(result__startswith="sealed").pk])
+        assert b"sealed by user:ada" in ada.get(job).content
         sealed = BillingPeriod.objects.get(pk=november.pk)
         assert (sealed.state, sealed.sealed_by) == ("sealed", "user:ada")
         assert b"The disk was lost." in ada.get(page).content

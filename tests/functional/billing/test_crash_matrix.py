@@ -1,7 +1,8 @@
 """kill -9 at every arrow between an engine's last token and the ledger: nothing is lost, nothing is billed twice.
 
-A few seeds here; `CRASH_SEEDS=20` runs more of them. What a seed draws: token counts, ends (whole, cancelled, a worker
-that hangs, a settlement that fails), the turns of meter and ledger, and at which passing of the arrow the process dies.
+Every second arrow by one seed in the suite; `CRASH_SEEDS=20` runs all of them by twenty. What a seed draws: token
+counts, ends (whole, cancelled, a worker that hangs, a settlement that fails), the turns of meter and ledger, and at
+which passing of the arrow the process dies.
 """
 
 import json
@@ -27,7 +28,7 @@ from workers.attempts import read_attempts
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS = int(os.environ.get("CRASH_SEEDS", "2"))
+SEEDS = int(os.environ.get("CRASH_SEEDS", "0"))
 REQUESTS = 8
 STARTS_MAX = 10
 LATER_US = 60_000_000
@@ -93,12 +94,14 @@ def payers(transactional_db: None) -> list[str]:
 
 
 class TestCrashMatrix:
+    @pytest.mark.timeout(180 + 240 * SEEDS)
     def test_bills_each_ended_request_once_wherever_it_is_killed(
         self, server: Server, payers: list[str], valkey_url: str, tmp_path: Path
     ) -> None:
         killed, spared = 0, []
-        for seed in range(SEEDS):
-            for arrow in ARROWS:
+        arrows = ARROWS if SEEDS else ARROWS[::2]
+        for seed in range(SEEDS or 1):
+            for arrow in arrows:
                 home = tmp_path / f"{arrow}-{seed}"
                 home.mkdir()
                 dice = random.Random(f"{arrow}/{seed}")
@@ -121,7 +124,7 @@ class TestCrashMatrix:
                 tries = (server.run(again) for _ in range(STARTS_MAX))
                 assert 0 in tries, f"{home.name}: it does not come up again\n{server.said()}"
                 judge(home, plan)
-        assert killed > len(ARROWS) * SEEDS * 0.8, spared
+        assert killed > len(arrows) * max(SEEDS, 1) * 0.8, spared
 
 
 def judge(home: Path, plan: dict[str, Any]) -> None:

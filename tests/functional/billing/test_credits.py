@@ -22,7 +22,7 @@ from billing.ledger.journal import LedgerConflict, post_once, transfer
 from billing.models import AccountKind, CreditAlert, CreditGrant, CreditMovement, LedgerEntry, LedgerTransaction
 from billing.tasks import expire_credits as expire_task
 from billing.tasks import tell_of_credit
-from tenants.models import Tenant
+from tenants.models import OutboxEvent, Tenant
 
 pytestmark = pytest.mark.django_db
 
@@ -146,15 +146,25 @@ class TestAlerts:
     def test_tell_once_until_there_is_credit_again(self, tenants: dict[str, Tenant]) -> None:
         acme = tenants["acme"]
         alert = CreditAlert.objects.create(tenant=acme, currency="USD", below=Decimal(5))
+        told: list[tuple[CreditAlert, int]] = []
+
+        def fire() -> list[CreditAlert]:
+            return fire_alerts(now=AT, tell=lambda each, left: told.append((each, left)))
+
         grant(acme, "5")
-        assert fire_alerts(now=AT) == []
+        assert fire() == []
         burn(acme, 1)
-        assert fire_alerts(now=AT) == [alert]
-        assert fire_alerts(now=AT) == []
+        assert fire() == [alert]
+        assert fire() == []
+        assert told == [(alert, 5 * UNIT - 1)]
         grant(acme, "1")
-        assert fire_alerts(now=AT) == []
+        assert fire() == []
         burn(acme, 2 * UNIT, key="invoice-2")
         assert tell_of_credit() == 1
+        event = OutboxEvent.objects.get(name="credit.low")
+        assert (event.tenant_id, event.body["after"]) == (
+            acme.pk, {"currency": "USD", "below": "5", "left": "3.999999999"},
+        )  # fmt: skip
 
 
 class TestDatabase:

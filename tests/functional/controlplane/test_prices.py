@@ -12,6 +12,7 @@ from django.db import connections
 from billing.models import PriceList
 from billing.rating.prices import Meter
 from billing.services import publish_prices
+from contracts.jobs import ServiceClass
 from controlplane.reads.keys import KeyLoads
 from controlplane.reads.prices import PriceCache
 from stores.system import SystemClock
@@ -66,7 +67,7 @@ class TestPriceCache:
         prices = PriceCache(clock=SystemClock())
 
         async def output_nano() -> int:
-            card = await prices.card(tenant_id=str(tenant.id), model="m")
+            card = await prices.card(tenant_id=str(tenant.id), model="m", service_class=ServiceClass.INTERACTIVE)
             assert card is not None
             return card.output_nano
 
@@ -88,6 +89,6 @@ class TestPriceCache:
         await ask(services.change_plan, plan=tenant.plan, changes={"price_list": price_list})
         await KeyLoads(prices)(digests_of(text))
         prices.saw(tenant_id=str(tenant.id), epoch=tenant.epoch)
-        card = await prices.card(tenant_id=str(tenant.id), model="m")
+        card = await prices.card(tenant_id=str(tenant.id), model="m", service_class=ServiceClass.INTERACTIVE)
         assert card is not None
         assert card.output_nano == 2_000

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from billing.clickhouse.shapes import RequestRow, UsageBucket, UsagePage, UsageResult
 from billing.rating.rate import cost
 from contracts.errors import InvalidRequest, NotFound, Unavailable
-from contracts.jobs import Claim, Endpoint, Ticket, Timings
+from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.outcomes import Outcome
@@ -73,7 +73,7 @@ class Directory:
         mine = [context for context in self.contexts.values() if context.tenant_id == tenant_id]
         return Epochs(keys={context.api_key_id: context.key_epoch for context in mine}, tenant=mine[0].tenant_epoch)
 
-    async def card(self, *, tenant_id: str, model: str) -> PriceCard | None:
+    async def card(self, *, tenant_id: str, model: str, service_class: ServiceClass) -> PriceCard | None:
         return self.price
 
     async def get(self, model: str | PolicyRef) -> Any:

@@ -20,7 +20,7 @@ from gateway.edge.http import HttpProtocol
 from gateway.edge.websocket import WebSocketProtocol
 from gateway.kept import KeptRequests
 from gateway.realtime.consumer import RealtimeConsumer
-from gateway.services import GatewayServices, GatewaySettings, ServedModel
+from gateway.services import GatewayServices, GatewaySettings, Receipts, ServedModel
 from gateway.stream.mailbox import Mailbox
 from gateway.surface import limits
 from gateway.tokenizer import PromptTokenizer
@@ -83,6 +83,12 @@ def kept() -> KeptRequests | None:
 
 
 @pytest.fixture
+def receipts() -> Receipts | None:
+    """Who signs receipts; test_proofs.py has one."""
+    return None
+
+
+@pytest.fixture
 async def gateway(
     redis: Redis,
     valkey_url: str,
@@ -90,6 +96,7 @@ async def gateway(
     settings: GatewaySettings,
     http_protocol: type[HttpProtocol],
     kept: KeptRequests | None,
+    receipts: Receipts | None,
 ) -> AsyncIterator[Gateway]:
     directory = Directory(served=ServedModel(card=CARD, tokenizer=tokenizer))
     queue, clock, holds = FairQueue(redis, POOL, QueueBounds()), SystemClock(), Limits(redis)
@@ -99,7 +106,7 @@ async def gateway(
         limits=holds, queue_of=lambda _: queue,
         resolver=Resolver(directory.load_context, clock=clock, peppers=(PEPPER,)),
         epochs=directory, catalogue=directory, prices=directory, policies=directory, usage=directory,
-        cache_salt_secret=b"s" * 32, settings=settings, kept=kept,
+        cache_salt_secret=b"s" * 32, settings=settings, kept=kept, receipts=receipts,
     )  # fmt: skip
     worker = HandWorker(redis=redis, queue=queue, limits=holds)
     await worker.beat()
