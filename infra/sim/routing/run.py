@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.25
 
 @dataclass(slots=True)
 class Outcome:
-    """Times to the first token in seconds, and tokens, of what came after the warm-up; `gap` in milli-tokens, of all."""
+    """Times to the first token in seconds, tokens, of what came after the warm-up; `gap` in milli-tokens, of all."""
 
     ttft: list[float] = field(default_factory=list)
     prompt: int = 0
