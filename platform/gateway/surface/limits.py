@@ -26,7 +26,9 @@ def _state(name: str, value: int, unit: str, about: str, refusal: str = "400, th
 
 HEAD_BYTES_MAX = _state("head_bytes", 32_768, "bytes", "request line and headers", "431, closed")
 HEADERS_MAX = _state("headers", 100, "headers", "headers of one request", "431, closed")
-HEAD_SECONDS = _state("head_seconds", 10, "s", "from the opening, or a kept connection's first byte, to the end of the headers", "408, closed")
+HEAD_SECONDS = _state(
+    "head_seconds", 10, "s", "from the opening, or a kept connection's first byte, to the headers' end", "408, closed"
+)
 IDLE_SECONDS = _state("idle_seconds", 75, "s", "a connection between two requests", "closed")
 STALL_SECONDS = _state("stall_seconds", 30, "s", "a connection whose client takes nothing of what is sent", "closed")
 CONNECTIONS_MAX = _state(
