@@ -13,6 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from stores.clickhouse_url import local_url
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_SECRET = "local-development-secret-not-for-production"  # noqa: S105 - refused by `check --deploy`
 
@@ -120,7 +122,7 @@ class Environment(BaseSettings):
         """The meter's chDB socket below WEIR_HOME unless a server is named."""
         if self.clickhouse_url:
             return self.clickhouse_url.get_secret_value()
-        return f"chdb+unix://{self.home}/run/meter.sock"
+        return local_url(Path(self.home) / "run" / "meter.sock")
 
     @property
     def pool_name(self) -> str:

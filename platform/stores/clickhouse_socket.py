@@ -53,7 +53,8 @@ class ChdbServer:
     async def __aenter__(self) -> "ChdbServer":
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The owner holds the directory's lock, so a socket left here belongs to a dead meter.
-        self._path.unlink(missing_ok=True)
+        if self._path.is_socket():
+            self._path.unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _short(self._path) as name:
             listener.bind(name)

@@ -5,7 +5,7 @@ clickhouse://user:pw@host:9000/db    a server, by the native protocol (`clickhou
 """
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stores.clickhouse import ClickHouse, Reader
 
@@ -40,10 +40,16 @@ def is_local(url: str) -> bool:
     return urlsplit(url).scheme == LOCAL_SCHEME
 
 
+def local_url(path: Path) -> str:
+    """The URL of a meter that listens at this socket."""
+    return f"{LOCAL_SCHEME}://{quote(str(path))}"
+
+
 def socket_path(url: str) -> Path:
     """Where the meter listens in local mode. Raises ValueError when `url` names no absolute path."""
-    path = Path(urlsplit(url).path)
-    if not is_local(url) or not path.is_absolute():
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path))
+    if not is_local(url) or not path.is_absolute() or parts.query or parts.fragment:
         raise ValueError(f"a local CLICKHOUSE_URL is {LOCAL_SCHEME}:///absolute/path/to/meter.sock")
     return path
 

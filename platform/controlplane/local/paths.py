@@ -19,6 +19,7 @@ from pathlib import Path
 
 # sun_path holds 108 bytes; the longest socket name used below it has about 40.
 SOCKET_DIR_MAX = 60
+_SYNTAX = frozenset("?#%")  # what URLs, and chDB in the path of its data, take for more than a letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class Layout:
 
     @property
     def home(self) -> Path:
-        """The state directory by a path that is short enough for Unix sockets below it: WEIR_HOME of the children."""
-        if len(str(self.run)) <= SOCKET_DIR_MAX:
+        """The state directory by a path that Unix sockets and URLs can hold: WEIR_HOME of the children."""
+        if len(str(self.run)) <= SOCKET_DIR_MAX and not _SYNTAX.intersection(str(self.state)):
             return self.state
         return Path(tempfile.gettempdir()) / f"weir-{os.getuid()}-{self.digest}"
 

@@ -20,6 +20,7 @@ from controlplane.local.ports import PortBook, find_gateway_port, find_holder, f
 from controlplane.local.postgres import Cluster
 from controlplane.local.secrets_file import LocalSecrets
 from gateway.surface.limits import REALTIME_FRAME_BYTES_MAX
+from stores.clickhouse_url import local_url
 from stores.pulse import pulse_file
 
 GATEWAY_PORT = 8080
@@ -179,7 +180,7 @@ def _plan_stores(draft: _Draft) -> None:
         )
         draft.env["S3_URL"] = stores.s3_url(port=chosen["s3"], **keys)
     if not draft.is_given("CLICKHOUSE_URL"):
-        draft.env["CLICKHOUSE_URL"] = f"chdb+unix://{layout.home / 'run' / 'meter.sock'}"
+        draft.env["CLICKHOUSE_URL"] = local_url(layout.home / "run" / "meter.sock")
 
 
 def _needs(draft: _Draft, *names: str) -> tuple[str, ...]:

@@ -51,6 +51,16 @@ class TestPaths:
             deep.remove()
         assert not deep.home.is_symlink()
 
+    @pytest.mark.parametrize("name", ["h#x", "w?y", "50%"])
+    def test_leads_past_letters_that_urls_read_as_syntax(self, tmp_path: Path, name: str) -> None:
+        odd = Layout(root=ROOT, state=tmp_path / name)
+        odd.make()
+        try:
+            assert not set("?#%") & set(str(odd.home))
+            assert odd.home.resolve() == odd.state.resolve()
+        finally:
+            odd.remove()
+
     def test_refuses_a_short_path_that_leads_elsewhere(self, tmp_path: Path) -> None:
         deep = Layout(root=ROOT, state=tmp_path / ("d" * 100) / ".weir")
         deep.home.symlink_to(tmp_path)
