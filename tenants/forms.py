@@ -7,7 +7,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
-from contracts.money import decimal_from_nano, nano_from_decimal
+from contracts.money import nano_from_decimal, text_from_nano
 from contracts.tenancy import Metric, Scope
 from tenants.limits.policy import is_money
 from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting
@@ -35,7 +35,7 @@ class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when i
         super().__init__(*args, **kwargs)
         row = self.instance
         if row.metric and not row._state.adding and is_money(Metric(row.metric)):  # noqa: SLF001 - Django's own API
-            self.initial["cap"] = decimal_from_nano(row.cap).normalize()
+            self.initial["cap"] = Decimal(text_from_nano(row.cap))  # 100, not 1E+2
 
     def clean(self) -> dict[str, Any]:
         """The cap in the metric's own unit. Adds errors for what could not be counted exactly."""

@@ -16,6 +16,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone as clock
 
+from contracts.money import text_from_nano
 from contracts.tenancy import Metric, Scope
 
 
@@ -310,7 +311,8 @@ class LimitSetting(Dated):
         ]
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.metric} {self.cap}"
+        cap = text_from_nano(self.cap) if self.metric.startswith("spend_") else f"{self.cap:,}"
+        return f"{self.get_metric_display()} of the {self.scope}: {cap}"
 
 
 class IdempotentWrite(models.Model):

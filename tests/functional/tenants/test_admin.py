@@ -70,10 +70,12 @@ class TestTenantPage:
         assert not Tenant.objects.filter(name="acme").exists()
 
     def test_changes_a_limit_and_removes_one(self, operator: Client, acme: Customer) -> None:
-        rows = services.set_limits(tenant=acme.tenant, caps={"spend_per_month": 10**9, "tokens_per_day": 7})
+        rows = services.set_limits(tenant=acme.tenant, caps={"spend_per_month": 100 * 10**9, "tokens_per_day": 7})
         by_metric = {row.metric: row for row in rows}
         page = reverse("admin:tenants_tenant_change", args=[acme.tenant.id])
-        assert 'value="1"' in operator.get(page).content.decode()
+        shown = operator.get(page).content.decode()
+        assert 'value="100"' in shown
+        assert "spend per month of the tenant: 100" in shown
         form = self.form(
             acme.tenant.plan,
             **management("limits", total=2, initial=2),
