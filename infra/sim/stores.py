@@ -60,7 +60,7 @@ class TenantSlot:
             raise Refused("voided")
         number = len(self.holds)
         self.limits.now = now_us // US_PER_MS
-        if self.limits.hold(number, self.caps, prompt=prompt, output=output, cost=prompt + output) != "granted":
+        if self.limits.hold(number, self.caps, prompt=prompt, output=output, price=1, cut=False) != "granted":
             raise Refused("limit")
         if key:
             self.keys[key] = request_id

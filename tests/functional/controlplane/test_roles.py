@@ -40,6 +40,9 @@ LOOK_AND_ADD: dict[str, tuple[set[str], set[str]]] = {
     "billing.usageposting": ({"operator", "finance"}, set()),
     "billing.billingperiod": ({"operator", "finance"}, set()),
     "billing.invoice": ({"operator", "finance"}, set()),
+    "billing.billingjob": ({"operator", "finance"}, set()),
+    "billing.dunningstep": ({"operator", "finance"}, set()),
+    "billing.receiptkey": ({"operator", "finance"}, set()),
     **{
         f"billing.{model}": ({"operator", "finance"}, {"operator"})
         for model in (

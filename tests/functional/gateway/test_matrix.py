@@ -23,6 +23,21 @@ def actions() -> list[str]:
     return found
 
 
+class NoReceipts:
+    """Nobody's receipt is here."""
+
+    async def receipt(self, *, request_id: str, tenant_id: str) -> None:
+        return None
+
+    async def keys(self) -> dict[str, bytes]:
+        return {}
+
+
+@pytest.fixture
+def receipts() -> NoReceipts:
+    return NoReceipts()
+
+
 class TestForeignRequest:
     @pytest.mark.parametrize("action", actions())
     @pytest.mark.parametrize("form", ["{}", "chatcmpl-{}", "resp_{}"])

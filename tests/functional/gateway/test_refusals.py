@@ -19,7 +19,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a prompt that 
 
 
 @pytest.fixture
-def kept(gateway: Gateway) -> Refusals:
+def refusals(gateway: Gateway) -> Refusals:
     return Refusals(gateway.services.redis, clock=gateway.services.clock)
 
 
@@ -34,14 +34,14 @@ async def seen(gateway: Gateway, tenant: str = "acme") -> list[bytes]:
 
 class TestEdge:
     async def test_a_limit_s_refusal_is_found_with_what_the_client_was_told(
-        self, gateway: Gateway, kept: Refusals
+        self, gateway: Gateway, refusals: Refusals
     ) -> None:
         limits = (Limit(scope=Scope.KEY, metric=Metric.REQUESTS_PER_MINUTE, cap=0),)
         key = gateway.directory.issue(replace(CONTEXT, api_key_id="k2", limits=limits))
         answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth(key))
         assert answer.status_code == 429
         raw = b"".join(await seen(gateway))
-        found = await kept.find(answer.headers["x-request-id"], tenant_ids=["basic", "acme"])
+        found = await refusals.find(answer.headers["x-request-id"], tenant_ids=["basic", "acme"])
         assert found is not None
         assert (found.tenant_id, found.api_key_id, found.status, found.code) == (
             "acme",
@@ -74,25 +74,27 @@ class TestEdge:
         path = f"/v1/requests/{refused.headers['x-request-id']}"
         assert (await gateway.http.get(path, headers=gateway.auth())).status_code == 404
 
-    async def test_a_mistake_in_the_body_is_found(self, gateway: Gateway, kept: Refusals) -> None:
+    async def test_a_mistake_in_the_body_is_found(self, gateway: Gateway, refusals: Refusals) -> None:
         answer = await gateway.http.post(
             "/v1/chat/completions", json={**BODY, "temperature": 9}, headers=gateway.auth()
         )
         await seen(gateway)
-        found = await kept.find(answer.headers["x-request-id"], tenant_ids=["acme"])
+        found = await refusals.find(answer.headers["x-request-id"], tenant_ids=["acme"])
         assert found is not None
         assert (found.status, found.param) == (400, "temperature")
 
-    async def test_an_unknown_key_is_found_among_the_unknown_callers(self, gateway: Gateway, kept: Refusals) -> None:
+    async def test_an_unknown_key_is_found_among_the_unknown_callers(
+        self, gateway: Gateway, refusals: Refusals
+    ) -> None:
         key = "weir_" + "x" * 38
         answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth(key))
         assert answer.status_code == 401
         raw = b"".join(await seen(gateway, ""))
-        found = await kept.find(answer.headers["x-request-id"], tenant_ids=[])
+        found = await refusals.find(answer.headers["x-request-id"], tenant_ids=[])
         assert found is not None
         assert (found.tenant_id, found.code, key.encode() in raw) == ("", "invalid_api_key", False)
 
-    async def test_a_realtime_response_s_refusal_is_found(self, gateway: Gateway, kept: Refusals) -> None:
+    async def test_a_realtime_response_s_refusal_is_found(self, gateway: Gateway, refusals: Refusals) -> None:
         limits = (Limit(scope=Scope.KEY, metric=Metric.REQUESTS_PER_MINUTE, cap=0),)
         key = gateway.directory.issue(replace(CONTEXT, api_key_id="k2", limits=limits))
         async with socket(gateway, key=key) as connection:
@@ -102,38 +104,40 @@ class TestEdge:
             await event(connection)
             told = await event(connection)
         await seen(gateway)
-        (found,) = await kept.latest(tenant_id="acme", limit=10)
+        (found,) = await refusals.latest(tenant_id="acme", limit=10)
         assert (told["type"], found.path, found.message) == ("error", "/v1/realtime", told["error"]["message"])
 
-    async def test_what_is_served_and_what_is_no_path_leave_nothing(self, gateway: Gateway, kept: Refusals) -> None:
+    async def test_what_is_served_and_what_is_no_path_leave_nothing(self, gateway: Gateway, refusals: Refusals) -> None:
         served = await gateway.http.get("/v1/models", headers=gateway.auth())
         missing = await gateway.http.get("/v1/nothing")
         assert (served.status_code, missing.status_code) == (200, 404)
-        assert await kept.latest(tenant_id="acme", limit=10) == await kept.latest(tenant_id="", limit=10) == []
+        assert await refusals.latest(tenant_id="acme", limit=10) == await refusals.latest(tenant_id="", limit=10) == []
 
 
 class TestRefusals:
     async def test_another_tenant_s_are_not_found_under_mine(self, redis: Redis) -> None:
         clock = FakeClock()
-        kept, request_id = Refusals(redis, clock=clock), mint_request_id()
-        await kept.note(InvalidRequest("no"), request_id=request_id, path="/v1/x", caller=CONTEXT)
-        assert await kept.find(request_id, tenant_ids=["basic"]) is None
-        assert await kept.find(request_id, tenant_ids=["acme"]) is not None
+        refusals, request_id = Refusals(redis, clock=clock), mint_request_id()
+        await refusals.note(InvalidRequest("no"), request_id=request_id, path="/v1/x", caller=CONTEXT)
+        assert await refusals.find(request_id, tenant_ids=["basic"]) is None
+        assert await refusals.find(request_id, tenant_ids=["acme"]) is not None
 
     async def test_are_bounded_in_number_and_time(self, redis: Redis) -> None:
-        kept = Refusals(redis, clock=FakeClock())
+        refusals = Refusals(redis, clock=FakeClock())
         for number in range(ENTRIES_MAX + 300):
-            await kept.note(InvalidRequest(f"no {number}"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT)
+            await refusals.note(
+                InvalidRequest(f"no {number}"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT
+            )
         key = "w:{t:acme}:refused"
         assert ENTRIES_MAX <= await redis.xlen(key) < ENTRIES_MAX + 200
         assert 0 < await redis.pttl(key) <= KEPT_MS
-        assert [r.message for r in await kept.latest(tenant_id="acme", limit=2)] == ["no 1299", "no 1298"]
+        assert [r.message for r in await refusals.latest(tenant_id="acme", limit=2)] == ["no 1299", "no 1298"]
 
     async def test_a_store_that_is_away_costs_a_request_nothing_but_its_trace(
         self, redis: Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
-        kept = Refusals(away, clock=FakeClock())
+        refusals = Refusals(away, clock=FakeClock())
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITES_MAX * 3):
                 note = kept.note(InvalidRequest("no"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT)

@@ -26,10 +26,10 @@ from stores.system import mint_nonce
 from tenants.limits import keys
 from tenants.limits.policy import GRAINS
 from tests.functional.gateway.cast import CONTEXT, MODEL, POOL, WORKER, chat_frames
-from tests.functional.gateway.conftest import Gateway, gateway, http_protocol, settings, tokenizer
+from tests.functional.gateway.conftest import Gateway, gateway, http_protocol, kept, receipts, settings, tokenizer
 from tests.functional.tenants.dying import Call, Death
 
-__all__ = ["gateway", "http_protocol", "settings", "tokenizer"]
+__all__ = ["gateway", "http_protocol", "kept", "receipts", "settings", "tokenizer"]
 
 PATH = "/v1/chat/completions"
 TEXTS = ("one", "two")

@@ -13,6 +13,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from drf_spectacular.generators import SchemaGenerator
 from redis import Redis
 
+from controlplane.models import ServedModel
 from tenants import events, services
 from tenants.api.routes import Route
 from tenants.models import ApiKey, AuditEntry, LimitSetting, Member, OutboxEvent, Plan, Project, Role, Tenant
@@ -260,6 +261,8 @@ class TestRoles:
         api = member(acme, role)
         for place in PLACES:
             for method, action in place.actions.items():
+                if place.model is ServedModel:  # a calculation, of nobody's rows
+                    continue
                 row = rows_of(place.model, acme.tenant)[0]
                 allowed = may(Role(role), place.view.needs[action])
                 if allowed and method != "get":

@@ -8,9 +8,9 @@ import pytest
 
 from tenants.auth.keys import mint
 from tests.functional.gateway.cast import CONTEXT, MODEL
-from tests.functional.gateway.conftest import Gateway, gateway, http_protocol, settings, tokenizer
+from tests.functional.gateway.conftest import Gateway, gateway, http_protocol, kept, receipts, settings, tokenizer
 
-__all__ = ["gateway", "http_protocol", "settings", "tokenizer"]
+__all__ = ["gateway", "http_protocol", "kept", "receipts", "settings", "tokenizer"]
 
 CHAT = "/v1/chat/completions"
 SAID = [{"role": "user", "content": "hello"}]

@@ -4,12 +4,12 @@ import pytest
 
 from billing.clickhouse.usage import plan_page
 from contracts.errors import InvalidRequest
-from gateway.edge.reports import _usage_query
+from gateway.edge.reports import read_query
 
 
 def plan(limit: str, width: str) -> None:
     """As the route and the report behind it do."""
-    query = _usage_query({"start_time": ["0"], "limit": [limit], "bucket_width": [width]}, now_ms=86_400_000)
+    query = read_query({"start_time": ["0"], "limit": [limit], "bucket_width": [width]}, now_ms=86_400_000)
     plan_page(
         tenant_id="t", start_ms=query.start_ms, end_ms=query.end_ms, bucket_width=query.bucket_width,
         group_by=(), filters={}, limit=query.limit, page=None,
