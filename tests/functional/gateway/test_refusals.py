@@ -140,7 +140,7 @@ class TestRefusals:
         refusals = Refusals(away, clock=FakeClock())
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITES_MAX * 3):
-                note = kept.note(InvalidRequest("no"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT)
+                note = refusals.note(InvalidRequest("no"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT)
                 tasks.create_task(note)
         assert len([r for r in caplog.records if r.name == "weir.gateway.refusals"]) == 1
         await away.aclose()
