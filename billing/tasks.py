@@ -17,7 +17,7 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from billing import jobs
-from billing.closing.close import CloseRefused, check_period, correct_period, open_periods, seal_period
+from billing.closing.close import CloseRefused, correct_period, open_periods, seal_period
 from billing.customers import tenant_names
 from billing.invoicing.dunning import remind_overdue
 from billing.invoicing.files import store_files
@@ -138,16 +138,9 @@ def _remind(job: BillingJob, progress: Progress) -> str:
     return f"{len(remind_overdue(now=timezone.now(), tell=tell_of_dunning))} reminders"
 
 
-def _reconcile(job: BillingJob, progress: Progress) -> str:
-    """Compare a draft's books as they are, before its end as after it."""
-    found = check_period(_period(job), gather_evidence(), now=timezone.now())
-    return f"{len(found.gaps)} gaps, unexplained tokens: {sum(gap.tokens for gap in found.gaps)}"
-
-
 HANDLERS: dict[str, jobs.Handler] = {
     JobKind.CLOSE.value: _close,
     JobKind.CORRECT.value: _correct,
     JobKind.ISSUE.value: _issue,
     JobKind.DUNNING.value: _remind,
-    JobKind.RECONCILE.value: _reconcile,
 }

@@ -31,6 +31,7 @@ from billing.selectors import usage_reader
 from contracts.clock import Clock
 from contracts.money import text_from_nano
 from stores.redis_blocking import blocking_redis
+from stores.stopping import stopped_within
 
 HEALTH_SECONDS = 30.0
 
@@ -175,9 +176,5 @@ def stop_on_signals() -> asyncio.Event:
 
 async def report_health(*, stop: asyncio.Event, line: Callable[[], Awaitable[str]]) -> None:
     """Log `line()` every HEALTH_SECONDS until `stop`."""
-    while not stop.is_set():
-        try:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                await stop.wait()
-        except TimeoutError:
-            log.info("%s", await line())
+    while not await stopped_within(stop, seconds=HEALTH_SECONDS):
+        log.info("%s", await line())

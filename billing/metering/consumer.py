@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from billing.metering.streams import Entry, UsageStreams
 from contracts.clock import Clock
+from stores.stopping import stopped_within
 
 log = logging.getLogger("weir.billing")
 
@@ -79,7 +80,7 @@ class UsageConsumer:
                 log.warning("%s waits %.1f s: %s", self._streams.group, delay, error or type(error).__name__)
                 full = False
             if not full:
-                await _wait(stop, max(delay, self._pace.batch_seconds))
+                await stopped_within(stop, seconds=max(delay, self._pace.batch_seconds))
 
     async def round(self) -> bool:
         """One round; whether a full batch was taken, so that more is probably there."""
@@ -116,11 +117,3 @@ class UsageConsumer:
             return False
         self._next[name] = now + every_seconds
         return True
-
-
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return

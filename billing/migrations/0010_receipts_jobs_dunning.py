@@ -53,7 +53,7 @@ class Migration(migrations.Migration):
             name='BillingJob',
             fields=[
                 ('id', models.UUIDField(default=billing.models.base.new_id, editable=False, primary_key=True, serialize=False)),
-                ('kind', models.CharField(choices=[('close', 'Seal a period'), ('correct', 'Look for late usage'), ('issue', 'Issue documents'), ('dunning', 'Remind of what is overdue'), ('reconcile', 'Compare the books of open periods')], max_length=20)),
+                ('kind', models.CharField(choices=[('close', 'Seal a period'), ('correct', 'Look for late usage'), ('issue', 'Issue documents'), ('dunning', 'Remind of what is overdue')], max_length=20)),
                 ('subject', models.CharField(blank=True, help_text="What it is about: a period's id; empty = all.", max_length=64)),
                 ('state', models.CharField(choices=[('waiting', 'Waiting'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed')], default='waiting', max_length=10)),
                 ('asked_by', models.CharField(max_length=200)),

@@ -13,7 +13,6 @@ class JobKind(models.TextChoices):
     CORRECT = "correct", "Look for late usage"
     ISSUE = "issue", "Issue documents"
     DUNNING = "dunning", "Remind of what is overdue"
-    RECONCILE = "reconcile", "Compare the books of open periods"
 
 
 class JobState(models.TextChoices):

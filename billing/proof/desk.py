@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
+from stores.stopping import stopped_within
 
 ASKED = "w:receipts:asked"  # LIST of questions
 ASKED_MAX = 1_000
@@ -87,7 +88,7 @@ async def serve_receipts(redis: Redis, *, answer: Answer, stop: asyncio.Event) -
                 await _answer(redis, bytes(asked[1]), answer)
         except (RedisError, TimeoutError, OSError) as error:
             log.warning("a receipt was not given: %s", error or type(error).__name__)
-            await _pause(stop)
+            await stopped_within(stop, seconds=BLOCK_SECONDS)
 
 
 async def _answer(redis: Redis, question: bytes, answer: Answer) -> None:
@@ -102,11 +103,3 @@ async def _answer(redis: Redis, question: bytes, answer: Answer) -> None:
     key = reply_key(nonce)
     await cast("Awaitable[Any]", redis.rpush(key, orjson.dumps(found)))
     await redis.expire(key, ANSWER_SECONDS)
-
-
-async def _pause(stop: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(BLOCK_SECONDS):
-            await stop.wait()
-    except TimeoutError:
-        return

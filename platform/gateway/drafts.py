@@ -28,6 +28,30 @@ SERVED_AS = ServiceClass.INTERACTIVE  # what is priced, queued and billed as; no
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's and vLLM's, of /v1/completions
 
 
+def hold_of_ticket(
+    ticket: Ticket, context: TenantContext, *, enqueue_deadline_ms: int, idempotency: Idempotency | None = None
+) -> HoldRequest:
+    """The worst case of a request that was admitted before, in the limits of its key as they are now."""
+    output_tokens_max = ticket.max_tokens * ticket.choices
+    return HoldRequest(
+        request_id=ticket.request_id,
+        tenant_id=ticket.tenant_id,
+        project_id=ticket.project_id,
+        api_key_id=ticket.api_key_id,
+        key_epoch=context.key_epoch,
+        tenant_epoch=context.tenant_epoch,
+        limits=counted(context.limits, model=ticket.model),
+        prompt_tokens=ticket.prompt_tokens,
+        output_tokens_max=output_tokens_max,
+        cost_max_nano=worst_case(ticket.price, prompt_tokens=ticket.prompt_tokens, output_tokens_max=output_tokens_max),
+        timezone=context.timezone,
+        enqueue_deadline_ms=enqueue_deadline_ms,
+        pool=ticket.pool,
+        idempotency=idempotency,
+        choices=ticket.choices,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """`received_at` is monotonic: the last byte of the request. Times in microseconds are durations."""

@@ -19,6 +19,7 @@ from contracts.jobs import UsageRecord
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final, final_of
 from fairqueue.queue import FairQueue
+from stores.stopping import stopped_within
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import BeingRebuilt, DueHold, HoldHint, HoldState
 
@@ -66,11 +67,7 @@ class Sweeper:
         """Sweeps until `stopping` is set."""
         while not stopping.is_set():
             await self.sweep()
-            try:
-                async with asyncio.timeout(every_seconds):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
+            await stopped_within(stopping, seconds=every_seconds)
 
     async def sweep(self) -> None:
         """One pass over all pools and tenants, added to `report`."""

@@ -11,6 +11,8 @@ import asyncio
 import logging
 from pathlib import Path
 
+from stores.stopping import stopped_within
+
 PULSE_SECONDS = 2.0
 
 log = logging.getLogger("weir.pulse")
@@ -35,8 +37,4 @@ async def keep_touching(*, path: Path, stop: asyncio.Event) -> None:
     """Shows it every PULSE_SECONDS until `stop`: the loop it runs on turns."""
     while not stop.is_set():
         touch(path=path)
-        try:
-            async with asyncio.timeout(PULSE_SECONDS):
-                await stop.wait()
-        except TimeoutError:
-            continue
+        await stopped_within(stop, seconds=PULSE_SECONDS)

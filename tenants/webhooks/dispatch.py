@@ -22,6 +22,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from stores.sealing import Unreadable
 from tenants.webhooks import config, retries, selectors, services, signing
 from tenants.webhooks.models import ATTEMPTS_KEPT, Attempt, Delivery, DeliveryState, DisabledReason, Endpoint
 from tenants.webhooks.transport import Answer, Sender
@@ -165,7 +166,7 @@ def _job(row: Delivery, now: datetime) -> Job:
     try:
         live = selectors.secrets_of(row.endpoint, now=now)
         headers = signing.headers(event_id=row.event_id, body=row.event.body, at=now, secrets_live=live)
-    except signing.Unreadable as error:
+    except Unreadable as error:
         _log.error("webhook %s: %s", row.endpoint_id, error)
         refusal = "The signing secret cannot be opened; rotate it."
     return Job(

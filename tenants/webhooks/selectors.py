@@ -46,7 +46,7 @@ def is_filter(pattern: str) -> bool:
 
 
 def secrets_of(endpoint: Endpoint, *, now: datetime) -> list[str]:
-    """Texts of the live secrets, newest first. Raises signing.Unreadable."""
+    """Texts of the live secrets, newest first. Raises stores.sealing.Unreadable."""
     keys = config.sealing_keys()
     rows = EndpointSecret.objects.filter(Q(expires_at=None) | Q(expires_at__gt=now), endpoint=endpoint)
     return [signing.unseal(bytes(row.sealed), keys=keys, endpoint_id=endpoint.id) for row in rows]

@@ -18,6 +18,7 @@ from django.utils import timezone as clock
 
 from contracts.errors import LimitExceeded
 from contracts.text import shown
+from stores.sealing import Unreadable
 from tenants.actors import SYSTEM, Actor
 from tenants.events import record
 from tenants.models import Tenant, TenantState, new_id
@@ -196,7 +197,7 @@ def reseal_secrets() -> int:
     for row in EndpointSecret.objects.order_by("id").iterator(chunk_size=500):
         try:
             signing.unseal(bytes(row.sealed), keys=keys[:1], endpoint_id=row.endpoint_id)
-        except signing.Unreadable:
+        except Unreadable:
             done += _reseal(row, keys)
     return done
 
@@ -283,7 +284,7 @@ def _add_secret(endpoint: Endpoint) -> str:
 def _reseal(row: EndpointSecret, keys: Sequence[bytes]) -> int:
     try:
         text = signing.unseal(bytes(row.sealed), keys=keys[1:], endpoint_id=row.endpoint_id)
-    except signing.Unreadable:
+    except Unreadable:
         return 0
     sealed = signing.seal(text, key=keys[0], endpoint_id=row.endpoint_id)
     return EndpointSecret.objects.filter(id=row.id).update(sealed=sealed)

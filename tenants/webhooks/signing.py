@@ -14,18 +14,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from stores import sealing
 
 PREFIX = "whsec_"
 SECRET_BYTES = 32
 USER_AGENT = "weir-webhooks/1"
-_VERSION = b"\x01"
-_NONCE_BYTES = 12
-
-
-class Unreadable(Exception):
-    """A sealed secret does not open: the root secret is another one, or the row is not its own."""
 
 
 def mint() -> str:
@@ -35,21 +28,12 @@ def mint() -> str:
 
 def seal(text: str, *, key: bytes, endpoint_id: UUID) -> bytes:
     """A secret as it is stored. `key` has 32 bytes."""
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    return _VERSION + nonce + AESGCM(key).encrypt(nonce, text.encode(), endpoint_id.bytes)
+    return sealing.seal(text.encode(), key=key, about=endpoint_id.bytes)
 
 
 def unseal(sealed: bytes, *, keys: Sequence[bytes], endpoint_id: UUID) -> str:
-    """The text of a stored secret, under whichever of these keys it was sealed. Raises Unreadable."""
-    version, nonce, cipher = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
-    if version != _VERSION:
-        raise Unreadable("this version of a sealed secret is not known")
-    for key in keys:
-        try:
-            return AESGCM(key).decrypt(nonce, cipher, endpoint_id.bytes).decode()
-        except (InvalidTag, ValueError):
-            continue
-    raise Unreadable("the signing secret cannot be opened with this root secret")
+    """The text of a stored secret, under whichever of these keys it was sealed. Raises stores.sealing.Unreadable."""
+    return sealing.unseal(sealed, keys=keys, about=endpoint_id.bytes, what="the signing secret").decode()
 
 
 def headers(*, event_id: UUID, body: str, at: datetime, secrets_live: Sequence[str]) -> dict[str, str]:

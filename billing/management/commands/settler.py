@@ -5,7 +5,6 @@ Invariant: nothing waits for the key: with PostgreSQL away, or its file refused,
 """
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -32,6 +31,7 @@ from billing.proof.signing import KeyRefused, Signer
 from stores.clickhouse import ClickHouseError
 from stores.pulse import keep_touching, pulse_file
 from stores.redis import open_redis
+from stores.stopping import stopped_within
 from stores.system import SystemClock
 
 REPLY_SECONDS = 20.0
@@ -65,9 +65,7 @@ async def _give_receipts(redis: Redis, *, stop: asyncio.Event) -> None:
             break
         except (DatabaseError, KeyRefused, OSError, TimeoutError) as error:
             log.warning("receipts are not signed yet: %s", error or type(error).__name__)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KEY_SECONDS):
-                    await stop.wait()
+            await stopped_within(stop, seconds=KEY_SECONDS)
     else:
         return
     log.info("receipts are signed with key %s", signer.key_id)

@@ -18,6 +18,7 @@ from controlplane.background.keeping import KeptInDatabase, OpenRequest
 from fairqueue.queue import FairQueue
 from gateway.edge.background import read_frames
 from gateway.kept import KeptAnswer, KeptState
+from stores.stopping import stopped_within
 
 BATCH = 256  # rows of one sweep; the next goes on behind them
 STORE_SECONDS = 5.0
@@ -52,11 +53,7 @@ class AnswerKeeper:
         """Sweeps until `stopping` is set. A store that is away is waited for."""
         while not stopping.is_set():
             await self.sweep()
-            try:
-                async with asyncio.timeout(every_seconds):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
+            await stopped_within(stopping, seconds=every_seconds)
 
     async def sweep(self) -> None:
         """The next BATCH of open rows; at their end it begins anew."""

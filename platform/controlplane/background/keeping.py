@@ -16,10 +16,11 @@ from contracts.clock import Clock
 from contracts.errors import Unavailable
 from contracts.jobs import Ticket
 from contracts.wire import WireError, decode, encode
-from controlplane.background.sealing import Unreadable, seal, unseal
+from controlplane.background.sealing import seal, unseal
 from controlplane.reads.database import from_database
 from fairqueue.messages import Final, without_body
 from gateway.kept import Kept, KeptAnswer, KeptState
+from stores.sealing import Unreadable
 from stores.secrets import BACKGROUND, derive
 from tenants import selectors, services
 from tenants.limits.holds import Idempotency

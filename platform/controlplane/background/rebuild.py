@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from billing.clickhouse.shapes import RequestRow
-from billing.rating.rate import worst_case
 from contracts.clock import Clock
 from contracts.errors import AuthFailed, BudgetSpent, DeadlinePassed, LimitExceeded, PermissionDenied, QueueFull
 from contracts.jobs import Ticket
@@ -23,11 +22,11 @@ from contracts.tokens import TokenCounts
 from controlplane.background.keeping import KeptInDatabase, OpenRequest
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
+from gateway.drafts import hold_of_ticket
 from gateway.kept import KeptAnswer, KeptState, ended_without
 from gateway.services import EpochSource, Policies
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import EpochUnknown, HoldExisting, HoldGranted, HoldRequest, HoldState, Idempotency
-from tenants.limits.policy import counted
 
 PAGE = 200
 _NO_BOUND = 2**52  # a whole number for Lua
@@ -144,7 +143,9 @@ class Rebuild:
     async def _queue(self, ticket: Ticket, row: OpenRequest, context: TenantContext) -> Fate:
         deadline_ms = self.clock.now_ms() + ENQUEUE_MS
         try:
-            hold = await self._hold(_hold_request(ticket, row, context, deadline_ms=deadline_ms))
+            given = Idempotency(key_digest=row.key_digest, body_digest=row.body_digest) if row.key_digest else None
+            request = hold_of_ticket(ticket, context, enqueue_deadline_ms=deadline_ms, idempotency=given)
+            hold = await self._hold(request)
         except (LimitExceeded, BudgetSpent) as error:
             waits = [ms for ms in (error.retry_after_ms, self.report.retry_after_ms) if ms is not None]
             self.report.retry_after_ms = min(waits, default=None)
@@ -175,29 +176,6 @@ class Rebuild:
             epochs = await self.epochs.load(tenant_id=request.tenant_id)
             await self.limits.set_epochs(tenant_id=request.tenant_id, keys=epochs.keys, tenant_epoch=epochs.tenant)
             return await self.limits.hold(request)
-
-
-def _hold_request(ticket: Ticket, row: OpenRequest, context: TenantContext, *, deadline_ms: int) -> HoldRequest:
-    """What the request held before, in the limits of its key as they are now."""
-    output_max = ticket.max_tokens * ticket.choices
-    given = Idempotency(key_digest=row.key_digest, body_digest=row.body_digest) if row.key_digest else None
-    return HoldRequest(
-        request_id=ticket.request_id,
-        tenant_id=ticket.tenant_id,
-        project_id=ticket.project_id,
-        api_key_id=ticket.api_key_id,
-        key_epoch=context.key_epoch,
-        tenant_epoch=context.tenant_epoch,
-        limits=counted(context.limits, model=ticket.model),
-        prompt_tokens=ticket.prompt_tokens,
-        output_tokens_max=output_max,
-        cost_max_nano=worst_case(ticket.price, prompt_tokens=ticket.prompt_tokens, output_tokens_max=output_max),
-        timezone=context.timezone,
-        enqueue_deadline_ms=deadline_ms,
-        pool=ticket.pool,
-        idempotency=given,
-        choices=ticket.choices,
-    )
 
 
 def _lost_answer(ticket: Ticket, metered: RequestRow) -> KeptAnswer:

@@ -5,42 +5,25 @@ request and to what it is, so that a dump, or a column moved to another row, is 
 sealed still opens.
 """
 
-import secrets
 from collections.abc import Sequence
 from uuid import UUID
 
 import zstandard
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_VERSION = b"\x01"
-_NONCE_BYTES = 12
+from stores import sealing
+
 BYTES_MAX = 64 * 1024 * 1024  # of what is opened: a log has at most a quarter of it
-
-
-class Unreadable(Exception):
-    """It does not open: the root secret is another one, or it is not this request's."""
 
 
 def seal(data: bytes, *, key: bytes, request_id: UUID, part: str) -> bytes:
     """`key` has 32 bytes; `part` says what it is."""
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    packed = zstandard.compress(data)
-    return _VERSION + nonce + AESGCM(key).encrypt(nonce, packed, _about(request_id, part))
+    return sealing.seal(zstandard.compress(data), key=key, about=_about(request_id, part))
 
 
 def unseal(sealed: bytes, *, keys: Sequence[bytes], request_id: UUID, part: str) -> bytes:
-    """What was sealed, under whichever of these keys. Raises Unreadable."""
-    version, nonce, cipher = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
-    if version != _VERSION:
-        raise Unreadable("this version of a sealed request is not known")
-    for key in keys:
-        try:
-            packed = AESGCM(key).decrypt(nonce, cipher, _about(request_id, part))
-        except (InvalidTag, ValueError):
-            continue
-        return zstandard.decompress(packed, max_output_size=BYTES_MAX)
-    raise Unreadable(f"request {request_id} cannot be opened with this root secret")
+    """What was sealed, under whichever of these keys. Raises stores.sealing.Unreadable."""
+    packed = sealing.unseal(sealed, keys=keys, about=_about(request_id, part), what=f"request {request_id}")
+    return zstandard.decompress(packed, max_output_size=BYTES_MAX)
 
 
 def _about(request_id: UUID, part: str) -> bytes:

@@ -15,7 +15,6 @@ from uuid import UUID
 from django.db import transaction
 from redis.exceptions import RedisError
 
-from billing.rating.rate import worst_case
 from billing.selectors import price_card
 from contracts.clock import Clock
 from contracts.errors import Conflict, PermissionDenied, Unavailable, WeirError
@@ -24,13 +23,13 @@ from contracts.tenancy import TenantContext
 from controlplane.dead_letters.reading import DeadLetter
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue
+from gateway.drafts import hold_of_ticket
 from stores.redis import Client
 from stores.system import mint_request_id
 from tenants import events, selectors, services
 from tenants.actors import Actor
 from tenants.limits.buckets import Limits
-from tenants.limits.holds import HoldExisting, HoldRequest
-from tenants.limits.policy import counted
+from tenants.limits.holds import HoldExisting
 from tenants.models import ApiKey, Plan, Project, Tenant
 
 HOUSE = "Platform operator"
@@ -94,7 +93,8 @@ async def run(ticket: Ticket, context: TenantContext, *, redis: Client, clock: C
                 keys={context.api_key_id: context.key_epoch},
                 tenant_epoch=context.tenant_epoch,
             )
-            if isinstance(await limits.hold(_hold_request(ticket, context, deadline_ms=deadline_ms)), HoldExisting):
+            held = await limits.hold(hold_of_ticket(ticket, context, enqueue_deadline_ms=deadline_ms))
+            if isinstance(held, HoldExisting):
                 raise Conflict("This replay was here before.")
             await _enqueue(ticket, context, queue=queue, limits=limits, deadline_ms=deadline_ms)
     except (RedisError, OSError, TimeoutError) as error:
@@ -116,26 +116,6 @@ async def _enqueue(
     except WeirError:
         await limits.void(tenant_id=ticket.tenant_id, request_id=ticket.request_id, reason="not_replayed")
         raise
-
-
-def _hold_request(ticket: Ticket, context: TenantContext, *, deadline_ms: int) -> HoldRequest:
-    output_max = ticket.max_tokens * ticket.choices
-    return HoldRequest(
-        request_id=ticket.request_id,
-        tenant_id=ticket.tenant_id,
-        project_id=ticket.project_id,
-        api_key_id=ticket.api_key_id,
-        key_epoch=context.key_epoch,
-        tenant_epoch=context.tenant_epoch,
-        limits=counted(context.limits, model=ticket.model),
-        prompt_tokens=ticket.prompt_tokens,
-        output_tokens_max=output_max,
-        cost_max_nano=worst_case(ticket.price, prompt_tokens=ticket.prompt_tokens, output_tokens_max=output_max),
-        timezone=context.timezone,
-        enqueue_deadline_ms=deadline_ms,
-        pool=ticket.pool,
-        choices=ticket.choices,
-    )
 
 
 def _house_key(actor: Actor) -> ApiKey:

@@ -36,7 +36,7 @@ class Comparison:
 def compare(document: EngineDocument, card: ModelCard) -> Comparison:
     """Field by field; where the document leaves a field to the engine, there is nothing to differ from."""
     wanted = _wanted(document, card)
-    running = {**{name: str(getattr(card, name)) for name in _FROM_CARD}}
+    running = {name: str(getattr(card, name)) for name in _FROM_CARD}
     running |= {"max_model_len": str(card.context_tokens), "block_size": str(card.block_tokens)}
     different = tuple(
         Difference(field=name, configured=value, running=running[name])

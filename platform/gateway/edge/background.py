@@ -19,6 +19,7 @@ from fairqueue.messages import CancelReply, Final
 from fairqueue.queue import FairQueue
 from gateway.admission import Admission, Admitted, Caller
 from gateway.edge.answers import ending
+from gateway.edge.documents import ending_fields, request_document
 from gateway.edge.exchange import Exchange
 from gateway.kept import Kept, KeptAnswer, KeptRequests, KeptState, ended_without
 from gateway.services import GatewayServices
@@ -194,44 +195,22 @@ async def _accepted(admitted: Admitted) -> dict[str, Any]:
             status = await admitted.queue.status(request_id=request_id)
         state = JobState.SETTLED if status is None else status.state
     shown = state.value if state in (JobState.QUEUED, JobState.RUNNING) else "ended"
-    document = _document(admitted.ticket, status=shown) | {"position": admitted.position}
+    document = request_document(admitted.ticket, status=shown) | {"position": admitted.position}
     return document | _answer_of(admitted.ticket, None, ended_at_ms=None)
 
 
 def _of_kept(kept: Kept) -> dict[str, Any]:
     """The request object from what is kept; while it waits or runs only its pool knows more."""
     answer = kept.answer
-    document = _document(kept.ticket, status="queued" if answer is None else "ended")
+    document = request_document(kept.ticket, status="queued" if answer is None else "ended")
     if answer is not None:
-        final = answer.final
-        extension = assemble.extension(final)
         document |= {
-            "attempt": final.attempt,
+            "attempt": answer.final.attempt,
             "events": len(answer.frames or ()),
-            "outcome": final.outcome.value,
-            "error_code": final.error_code or None,
-            "usage": assemble.usage(final),
-            "finish_reason": final.finish_reason or None,
-            "timings": extension["timings"],
-            "verdicts": extension["verdicts"],
-        }
+            "outcome": answer.final.outcome.value,
+            "error_code": answer.final.error_code or None,
+        } | ending_fields(answer.final)
     return document | _answer_of(kept.ticket, answer, ended_at_ms=kept.ended_at_ms)
-
-
-def _document(ticket: Ticket, *, status: str) -> dict[str, Any]:
-    return {
-        "id": ticket.request_id,
-        "object": "request",
-        "status": status,
-        "model": ticket.model,
-        "endpoint": ticket.endpoint.value,
-        "stream": ticket.stream,
-        "created": ticket.admitted_at_ms // 1000,
-        "attempt": 0,
-        "outcome": None,
-        "error_code": None,
-        "usage": None,
-    }
 
 
 def _answer_of(ticket: Ticket, answer: KeptAnswer | None, *, ended_at_ms: int | None) -> dict[str, Any]:

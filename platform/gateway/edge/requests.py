@@ -17,16 +17,17 @@ from contracts.errors import DeadlinePassed, InvalidRequest, NotFound, Unavailab
 from contracts.outcomes import JobState
 from contracts.text import shown
 from fairqueue.keys import mailbox_channel
-from fairqueue.messages import Final, JobStatus
+from fairqueue.messages import Final, JobStatus, LogSlice
 from fairqueue.queue import FairQueue
 from gateway.admission import Admission, Caller
 from gateway.edge import background
 from gateway.edge.answers import send_stream
 from gateway.edge.callers import identified
+from gateway.edge.documents import ending_fields, request_document
 from gateway.edge.exchange import Exchange
 from gateway.refusals import Refusal
 from gateway.services import GatewayServices
-from gateway.stream import assemble, sse
+from gateway.stream import sse
 from gateway.stream.answer import Answer
 from gateway.surface import limits
 from gateway.surface.errors import Gone
@@ -109,13 +110,14 @@ async def resume_events(
             await _past(services, caller, request_id)
             raise _events_gone(request_id)
         return
-    if found.status.ticket.background and found.status.state is JobState.SETTLED and await _dropped(found):
+    start = await _log_start(found)
+    if found.status.ticket.background and found.status.state is JobState.SETTLED and _is_dropped(found, start):
         if not await background.replay(exchange, services, caller, request_id, epoch=epoch, after_seq=after_seq):
             raise _events_gone(request_id)
         return
     inbox = services.mailbox.open(request_id)
     try:
-        await _check_start(found, epoch=epoch, after_seq=after_seq)
+        _check_start(found, start, epoch=epoch, after_seq=after_seq)
         if found.status.state in LIVE:
             await _listen(services, found)
         exchange.request_id = request_id
@@ -159,11 +161,14 @@ async def _kept(
         return None, error
 
 
-async def _dropped(found: Found) -> bool:
-    """Whether the log of an ended request is over its time."""
+async def _log_start(found: Found) -> LogSlice | None:
     async with _in_time():
-        piece = await found.queue.read_log(request_id=found.status.request_id, after_seq=0, limit=1)
-    return piece is None or (not piece.frames and found.status.last_seq > 0)
+        return await found.queue.read_log(request_id=found.status.request_id, after_seq=0, limit=1)
+
+
+def _is_dropped(found: Found, start: LogSlice | None) -> bool:
+    """Whether the log is over its time."""
+    return start is None or (not start.frames and found.status.last_seq > 0)
 
 
 async def _past(
@@ -205,19 +210,16 @@ def _start(exchange: Exchange) -> tuple[str, int]:
     return parsed
 
 
-async def _check_start(found: Found, *, epoch: str, after_seq: int) -> None:
+def _check_start(found: Found, start: LogSlice | None, *, epoch: str, after_seq: int) -> None:
     """That the log still holds what follows, written by those who wrote what the client has.
 
     Of earlier attempts the pool keeps the number only, so an event of one is taken when the log reaches that far.
     """
     status = found.status
-    async with _in_time():
-        piece = await found.queue.read_log(request_id=status.request_id, after_seq=0, limit=1)
-    dropped = piece is None or (not piece.frames and status.last_seq > 0)
-    current = "" if piece is None else piece.epoch
+    current = "" if start is None else start.epoch
     attempt = epoch.partition("-")[0]
     foreign = bool(epoch) and epoch != current and (not attempt.isdigit() or int(attempt) >= max(1, status.attempt))
-    if dropped or foreign or after_seq > status.last_seq:
+    if _is_dropped(found, start) or foreign or after_seq > status.last_seq:
         raise _events_gone(status.request_id)
 
 
@@ -238,33 +240,15 @@ async def _listen(services: GatewayServices, found: Found) -> None:
 
 
 def _live(status: JobStatus, final: Final | None) -> dict[str, Any]:
-    ticket = status.ticket
-    document: dict[str, Any] = {
-        "id": status.request_id,
-        "object": "request",
-        "status": status.state.value if status.state in LIVE else "ended",
-        "model": ticket.model,
-        "endpoint": ticket.endpoint.value,
-        "stream": ticket.stream,
-        "created": ticket.admitted_at_ms // 1000,
+    shown = status.state.value if status.state in LIVE else "ended"
+    document = request_document(status.ticket, status=shown) | {
         "position": status.position,
         "attempt": status.attempt,
         "events": status.last_seq,
         "outcome": status.outcome or None,
         "error_code": status.error_code or None,
-        "usage": None,
     }
-    if final is not None:
-        extension = assemble.extension(final)
-        document |= {
-            "usage": assemble.usage(final),
-            "finish_reason": final.finish_reason or None,
-            "timings": extension["timings"],
-            "verdicts": extension["verdicts"],
-        }
-        if "stopped_by" in extension:
-            document["stopped_by"] = extension["stopped_by"]
-    return document
+    return document if final is None else document | ending_fields(final)
 
 
 def _refused(refusal: Refusal) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from pydantic import SecretStr
 from pytest_django import Settings
 
 from contracts.errors import LimitExceeded
+from stores.sealing import Unreadable
 from tenants import services as tenants_services
 from tenants.models import OutboxEvent
-from tenants.webhooks import dispatch, retention, retries, selectors, services, signing
+from tenants.webhooks import dispatch, retention, retries, selectors, services
 from tenants.webhooks.models import Delivery, DeliveryState, Endpoint, EndpointSecret, Event
 from tenants.webhooks.transport import Answer, Sender
 from tests.functional.tenants.conftest import Customer
@@ -63,7 +64,7 @@ class TestSecrets:
         [secret] = selectors.secrets_of(hook, now=now)
         new, none = SecretStr("another-root-secret-0123456789-0123456789"), SecretStr("")
         settings.ENV = before.model_copy(update={"secret": new})
-        with pytest.raises(signing.Unreadable):
+        with pytest.raises(Unreadable):
             selectors.secrets_of(hook, now=now)
         assert services.reseal_secrets() == 0
         settings.ENV = before.model_copy(update={"secret": new, "secret_old": before.secret})

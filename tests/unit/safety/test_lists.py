@@ -134,6 +134,19 @@ EXAMPLES = {
     "telegram_bot": "123456789:AA" + "a1B" * 11,
     "json_web_token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + "a1B2" * 8,
     "weir_key": "weir_" + "a1" * 19,
+    "azure_storage_key": "AccountKey=" + "aB" * 43 + "==",
+    "digitalocean_token": "dop_v1_" + "a1" * 32,
+    "discord_webhook": "discord.com/api/webhooks/" + "1" * 18 + "/" + "a1B2" * 16,
+    "docker_token": "dckr_pat_" + "a1B" * 9,
+    "databricks_token": "dapi" + "a1" * 16,
+    "google_oauth_secret": "GOCSPX-" + "a1B2" * 7,
+    "mailgun_key": "key-" + "a1" * 16,
+    "shopify_token": "shpat_" + "a1" * 16,
+    "slack_webhook": "hooks.slack.com/services/" + "T0A1/" * 9,
+    "square_token": "sq0atp-" + "a1" * 11,
+    "twilio_key": "SK" + "a1" * 16,
+    "url_password": "postgres://app:hunter22@d",
+    "assigned_secret": "api_key=8f3Kq9ZxLm2Vt7Wb4Np1",
 }
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from stores.sealing import Unreadable
 from tenants.webhooks import signing
 
 EVENT = UUID("0198a000-0000-7000-8000-0000000000e1")
@@ -68,7 +69,7 @@ class TestSealing:
             (sealed[:5], KEY, HOOK),
             (b"", KEY, HOOK),
         ):
-            with pytest.raises(signing.Unreadable):
+            with pytest.raises(Unreadable):
                 signing.unseal(wrong, keys=[key], endpoint_id=hook)
 
     def test_never_seals_the_same_way_twice(self) -> None:
