@@ -29,7 +29,8 @@ EXAMPLES = int(os.environ.get("WEIR_FUZZ_EXAMPLES", "25"))
 ANSWER_SECONDS = 60.0
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = sorted((path, method) for path, one in document()["paths"].items() for method in one)
-USAGE = ("/v1/usage", "/v1/organization/usage/completions")
+# Reports by time, and the width of their buckets.
+WIDTHS = {"/v1/usage": "1h", "/v1/organization/usage/completions": "1h", "/v1/organization/costs": "1d"}
 CHUNKS = {"/v1/chat/completions": "ChatCompletionChunk", "/v1/completions": "CompletionChunk"}
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
 
@@ -82,13 +83,14 @@ class TestInference:
         def ask(case: schemathesis.Case, known: int, stream: bool) -> None:
             if known and isinstance(case.body, dict) and "model" in case.body:
                 case.body |= {"model": platform.model, "max_tokens": 4, "stream": stream}
-                for name in ("max_completion_tokens", "stream_options", "min_tokens"):
+                apart = ("background",) if stream else ()  # a background request answers no stream
+                for name in ("max_completion_tokens", "stream_options", "min_tokens", *apart):
                     case.body.pop(name, None)
             for name in (case.path_parameters or {}) if known else ():
                 case.path_parameters[name] = known_ids[name]
             nonlocal streams
-            if path in USAGE and known == 1:  # of times made up, hardly one makes a window
-                case.query = {"start_time": platform.started_at - 86_400, "bucket_width": "1h"}
+            if path in WIDTHS and known == 1:  # of times made up, hardly one makes a window
+                case.query = {"start_time": platform.started_at - 86_400, "bucket_width": WIDTHS[path]}
             answer = case.call(headers=headers, timeout=ANSWER_SECONDS)
             case.validate_response(answer, checks=CHECKS)
             statuses.add(answer.status_code)
