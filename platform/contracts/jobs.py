@@ -16,7 +16,7 @@ class Endpoint(StrEnum):
 
 
 class ServiceClass(StrEnum):
-    """Chosen by the route, never by the client."""
+    """Chosen by the route and the operator, never by the client."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts.jobs import ServiceClass
 from stores.clickhouse_url import local_url
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,8 @@ class Environment(BaseSettings):
     webhooks_deny: str = Field(default="", validation_alias="WEIR_WEBHOOKS_DENY")
 
     gateway_id: str = Field(default="", validation_alias="WEIR_GATEWAY_ID")
+    # What background requests are queued, priced and billed as; while both classes wait, batch has a fifth of a pool.
+    background_class: ServiceClass = Field(default=ServiceClass.INTERACTIVE, validation_alias="WEIR_BACKGROUND_CLASS")
     model: str = Field(default="smollm2-135m-instruct", validation_alias="WEIR_MODEL")
     pool: str = Field(default="", validation_alias="WEIR_POOL")
     model_dir: Path = Field(

@@ -69,6 +69,7 @@ def gateway_services() -> GatewayServices:
         settings=GatewaySettings(
             cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip()),
             trusted_proxies=env.proxies,
+            background_class=env.background_class,
         ),
     )
 

@@ -7,7 +7,7 @@ Invariant: a usage record is revived from the stream and from the job by the sam
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgpack
@@ -138,13 +138,17 @@ class CancelReply(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Released frames from `first_seq` on. `final` is set once the request is settled."""
+    """Released frames from `first_seq` on. `final` is set once the request is settled.
+
+    `writers`: the last seq of each earlier attempt that had a log, by its epoch.
+    """
 
     frames: list[bytes]
     first_seq: int
     epoch: str
     state: JobState
     final: Final | None
+    writers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

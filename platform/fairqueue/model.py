@@ -28,6 +28,7 @@ from fairqueue.model_state import Job, Lane, Look, PoolState, Tally, kv_need, ow
 
 EXPIRED_MAX = 64  # expired heads that one claim ends
 MAILBOXES_MAX = 4
+WRITERS_MAX = 16  # attempts that are remembered of one request
 
 
 class PoolModel(PoolState):
@@ -243,7 +244,9 @@ class PoolModel(PoolState):
 
     def _take(self, job: Job, now_us: int, worker: str, nonce: str) -> bool:
         job.attempt += 1
-        job.fence = f"{job.attempt}-{nonce}"
+        if job.log:
+            job.writers = [*job.writers, (job.epoch, len(job.log))][-WRITERS_MAX:]
+        job.fence = job.epoch = f"{job.attempt}-{nonce}"
         job.state, job.worker = JobState.RUNNING, worker
         job.queue_us += max(now_us - job.since_us, 0)
         job.claimed_ms = now_us // 1000

@@ -30,6 +30,8 @@ class Job:
     generation: int = 1
     attempt: int = 0
     fence: str = ""
+    epoch: str = ""  # the fence of the last attempt, also when nobody has the request
+    writers: list[tuple[str, int]] = field(default_factory=list)  # earlier epochs, and their last seq
     worker: str = ""
     lease_ms: int = 0
     claimed_ms: int = 0

@@ -95,13 +95,15 @@ def reaped(reply: list[int]) -> ReapReport:
 def log_slice(reply: list[Any] | None, *, after_seq: int) -> LogSlice | None:
     if reply is None:
         return None
-    state, epoch, final, frames = reply
+    state, epoch, final, frames, writers = reply
+    lines = [line.rpartition(" ") for line in writers.decode().splitlines()]
     return LogSlice(
         frames=frames,
         first_seq=after_seq + 1,
         epoch=epoch.decode(),
         state=JobState(state.decode()),
         final=decode(Final, final) if final else None,
+        writers={writer: int(last_seq) for writer, _, last_seq in lines},
     )
 
 

@@ -24,7 +24,7 @@ from contracts.errors import (
     Unprocessable,
     WeirError,
 )
-from contracts.jobs import Ticket
+from contracts.jobs import ServiceClass, Ticket
 from contracts.money import PriceCard
 from contracts.outcomes import JobState
 from contracts.tenancy import TenantContext
@@ -33,7 +33,7 @@ from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
 from fairqueue.queue import FairQueue
 from gateway.clients import require_network
-from gateway.drafts import SERVED_AS, Draft, content_of, count_tokens, hash_end_user, output_tokens, refuse_hopeless
+from gateway.drafts import Draft, content_of, count_tokens, hash_end_user, output_tokens, refuse_hopeless
 from gateway.services import GatewayServices, ServedModel
 from gateway.stream.mailbox import Inbox
 from gateway.surface.schema import Asked, check_vocabulary
@@ -169,8 +169,9 @@ class Admission:
     ) -> Draft:
         """The resolved model, the exact prompt tokens within its context, and the prices in force."""
         served = await self._served(context, asked.model)
+        service_class = self._class_of(asked)
         async with self._answers_in_time():
-            price = await self._price(context, served.card.model)
+            price = await self._price(context, served.card.model, service_class)
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
         check_vocabulary(asked, vocabulary=min(served.card.vocabulary, served.tokenizer.vocabulary))
         content = content_of(asked, served.tokenizer, calls_tools=served.card.tools)
@@ -193,7 +194,12 @@ class Admission:
             price=price,
             idempotency=idempotency,
             received_at=received_at,
+            service_class=service_class,
         )
+
+    def _class_of(self, asked: Asked) -> ServiceClass:
+        """What a request is queued, priced and billed as: by its route and the operator's word, never by its client."""
+        return self._services.settings.background_class if asked.background else ServiceClass.INTERACTIVE
 
     async def _served(self, context: TenantContext, model: str) -> ServedModel:
         _allow(context, model)
@@ -202,8 +208,9 @@ class Admission:
         _allow(context, served.card.model)  # an alias never widens what a key may use
         return served
 
-    async def _price(self, context: TenantContext, model: str) -> PriceCard:
-        price = await self._services.prices.card(tenant_id=context.tenant_id, model=model, service_class=SERVED_AS)
+    async def _price(self, context: TenantContext, model: str, service_class: ServiceClass) -> PriceCard:
+        prices = self._services.prices
+        price = await prices.card(tenant_id=context.tenant_id, model=model, service_class=service_class)
         if price is None:
             raise PermissionDenied("this model has no price for you", param="model", code="model_not_priced")
         return price
@@ -235,7 +242,7 @@ class Admission:
             context_tokens=draft.card.context_tokens,
             prompt_tokens=draft.prompt_tokens,
         )
-        price = await self._price(context, draft.card.model)
+        price = await self._price(context, draft.card.model, draft.service_class)
         return replace(draft, context=context, max_tokens=max_tokens, price=price)
 
     async def _reload(self, caller: Caller) -> TenantContext:

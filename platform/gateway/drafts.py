@@ -24,7 +24,6 @@ from tenants.limits.holds import HoldRequest, Idempotency
 from tenants.limits.policy import counted, max_tokens_limit, scope_name
 from tenants.limits.refusal import blocked
 
-SERVED_AS = ServiceClass.INTERACTIVE  # what is priced, queued and billed as; no route here admits another class
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's and vLLM's, of /v1/completions
 
 
@@ -67,6 +66,7 @@ class Draft:
     price: PriceCard
     idempotency: Idempotency | None
     received_at: float
+    service_class: ServiceClass
     guard_us: int = 0
     verdicts: tuple[str, ...] = ()
 
@@ -113,7 +113,7 @@ class Draft:
             cache_salt=cache_salt,
             price=self.price,
             policy=context.policy,
-            service_class=SERVED_AS,
+            service_class=self.service_class,
             admitted_at_ms=admitted_at_ms,
             edge_us=edge_us,
             guard_us=self.guard_us,

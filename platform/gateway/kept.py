@@ -5,7 +5,8 @@ Invariant: frames and final are what the pool's log and its end said; nothing is
 ended without a worker and without a pool (`ended_without`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -29,6 +30,7 @@ class KeptAnswer:
     epoch: str
     final: Final
     frames: list[bytes] | None
+    writers: Mapping[str, int] = field(default_factory=dict)  # as in `fairqueue.messages.LogSlice`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

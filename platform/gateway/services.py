@@ -47,6 +47,7 @@ class GatewaySettings:
     admission_seconds: float = 15.0  # to wait for a turn to be admitted
     queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
     background_wait_seconds: float = limits.BACKGROUND_WAIT_SECONDS  # the same in the background
+    background_class: ServiceClass = ServiceClass.INTERACTIVE  # what background requests are queued and billed as
     request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
     realtime_auth_seconds: float = 10.0

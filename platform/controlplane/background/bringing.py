@@ -98,5 +98,5 @@ class AnswerKeeper:
         whole = frames if len(frames) == last_seq else None
         if whole is None:
             log.error("request %s: its log was gone before its answer was kept", request_id)
-        answer = KeptAnswer(epoch=piece.epoch, final=piece.final, frames=whole)
+        answer = KeptAnswer(epoch=piece.epoch, final=piece.final, frames=whole, writers=piece.writers)
         self.report.kept += await self.kept.end(row.ticket, answer)

@@ -28,7 +28,7 @@ from tenants.models import BackgroundRequest
 from tenants.services import NewBackground
 
 PROMPT, ANSWER = "prompt", "answer"
-_FRAMES = tuple[str, bytes, list[bytes] | None]  # epoch, final, frames
+_ANSWER = tuple[str, bytes, list[bytes] | None, dict[str, int]]  # epoch, final, frames, writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class KeptInDatabase:
 
     async def end(self, ticket: Ticket, answer: KeptAnswer) -> bool:
         request_id = UUID(ticket.request_id)
-        packed = msgspec.msgpack.encode((answer.epoch, encode(answer.final), answer.frames))
+        packed = msgspec.msgpack.encode((answer.epoch, encode(answer.final), answer.frames, dict(answer.writers)))
         end = partial(
             services.end_background,
             tenant_id=UUID(ticket.tenant_id),
@@ -127,8 +127,10 @@ class KeptInDatabase:
 
     def _answer(self, request_id: UUID, sealed: bytes) -> KeptAnswer:
         packed = unseal(sealed, keys=self._keys, request_id=request_id, part=ANSWER)
-        epoch, final, frames = msgspec.msgpack.decode(packed, type=_FRAMES)
-        return KeptAnswer(epoch=epoch, final=decode(Final, final), frames=frames)
+        fields = msgspec.msgpack.decode(packed)
+        whole = fields if len(fields) == 4 else [*fields, {}]  # the release before this one kept no writers
+        epoch, final, frames, writers = msgspec.convert(whole, type=_ANSWER)
+        return KeptAnswer(epoch=epoch, final=decode(Final, final), frames=frames, writers=writers)
 
 
 def open_kept(*, clock: Clock, secret: str, old_secrets: Sequence[str]) -> KeptInDatabase:

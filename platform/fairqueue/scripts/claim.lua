@@ -11,6 +11,7 @@ local quantum, looked_at, deaths_max = tonumber(ARGV[7]), tonumber(ARGV[8]), ton
 local held, receipt = prefix .. 'held:' .. worker, prefix .. 'claim:' .. nonce
 local EXPIRED_MAX, DEPTH, NEIGHBOURS = 64, 4, 4
 local WARM_MAX = 256 -- prefixes that are remembered of one worker
+local WRITERS_MAX = 16 -- attempts that are remembered of one request
 
 -- For a nonce that claimed before: the same request, as it is now.
 local function claimed_before(rid)
@@ -170,6 +171,16 @@ local function remember(key)
   if redis.call('HGET', warm, oldest) == worker then redis.call('HDEL', warm, oldest) end
 end
 
+-- Of the attempts before: who they were, and up to where the log was theirs. An event's id names its writer, so that
+-- one which a failover lost is told from the one that another attempt has put in its place.
+local function note_writer(job, last_seq)
+  local epoch, before = unpack(redis.call('HMGET', job, 'epoch', 'writers'))
+  before = before or ''
+  local _, known = string.gsub(before, '\n', '')
+  if known == WRITERS_MAX then before = string.match(before, '^[^\n]*\n(.*)$') end
+  redis.call('HSET', job, 'writers', before .. epoch .. ' ' .. last_seq .. '\n')
+end
+
 -- Returns the reply, whether the request had blocked others, its bytes, its tokens, and what it moves `lead` by. The
 -- tenant runs now, and waits if it has more.
 local function take(chosen)
@@ -188,6 +199,7 @@ local function take(chosen)
   load[lane.runs] = load[lane.runs] + 1
   load[3], load[4], load[5] = load[3] - 1, load[4] - need, load[5] - bytes
   keep_load(tenant, load)
+  if int(last_seq) > 0 then note_writer(job, last_seq) end
   redis.call('HSET', job, 'state', 'running', 'attempt', attempt, 'fence', fence, 'epoch', fence, 'worker', worker,
     'paid', whole(prepaid), 'queue_us', whole(waited))
   if attempt > 1 then redis.call('HSET', job, 'charged_tokens', 0, 'charged_ms', 0) end

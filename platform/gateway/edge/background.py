@@ -167,7 +167,8 @@ async def replay(
     answer, frames = kept.answer, kept.answer.frames
     if frames is None:
         return False
-    if after_seq > len(frames) or (epoch and epoch != answer.epoch):
+    last_seq = sse.last_seq_of(epoch, current=answer.epoch, last_seq=len(frames), writers=answer.writers)
+    if last_seq is None or after_seq > last_seq:
         raise Gone(f"this request has no such event; see GET /v1/requests/{request_id}", code="events_not_kept")
     exchange.request_id = request_id
     with suppress(OSError):  # its client left: there is nothing to cancel

@@ -211,15 +211,12 @@ def _start(exchange: Exchange) -> tuple[str, int]:
 
 
 def _check_start(found: Found, start: LogSlice | None, *, epoch: str, after_seq: int) -> None:
-    """That the log still holds what follows, written by those who wrote what the client has.
-
-    Of earlier attempts the pool keeps the number only, so an event of one is taken when the log reaches that far.
-    """
+    """That the log still holds what follows, and what the client has is what it held under the epoch that is named."""
     status = found.status
-    current = "" if start is None else start.epoch
-    attempt = epoch.partition("-")[0]
-    foreign = bool(epoch) and epoch != current and (not attempt.isdigit() or int(attempt) >= max(1, status.attempt))
-    if _is_dropped(found, start) or foreign or after_seq > status.last_seq:
+    if start is None or _is_dropped(found, start):
+        raise _events_gone(status.request_id)
+    last_seq = sse.last_seq_of(epoch, current=start.epoch, last_seq=status.last_seq, writers=start.writers)
+    if last_seq is None or after_seq > last_seq:
         raise _events_gone(status.request_id)
 
 
@@ -288,6 +285,7 @@ def _metered(row: RequestRow) -> dict[str, Any]:
         "created": row.admitted_at_ms // 1000,
         "attempt": row.attempt,
         "finish_reason": row.finish_reason or None,
+        **({"stopped_by": row.stopped_by} if row.stopped_by else {}),
         "usage": {
             "prompt_tokens": row.prompt_tokens,
             "completion_tokens": row.completion_tokens,

@@ -4,7 +4,7 @@ Grammar: WHATWG HTML, section 9.2. Invariants: no block without `data:` (a heart
 line end, because the OpenAI SDK's decoder dies on an event without data); `[DONE]` only after an answer that is whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -45,3 +45,12 @@ def parse_event_id(value: str) -> tuple[str, int] | None:
     if not dash or not epoch or not seq.isascii() or not seq.isdigit() or len(seq) > 9 or len(epoch) > 64:
         return None
     return epoch, int(seq)
+
+
+def last_seq_of(epoch: str, *, current: str, last_seq: int, writers: Mapping[str, int]) -> int | None:
+    """The last event that ids of an epoch may name; None for an epoch that this log never had. "" = any epoch.
+
+    Whatever an attempt of before had read or written is in the log still, up to where the next one took over: an id
+    past that is of an event that a failover lost, and what stands there now is another's.
+    """
+    return last_seq if epoch in ("", current) else writers.get(epoch)

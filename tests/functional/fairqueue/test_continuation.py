@@ -37,7 +37,7 @@ class TestARequestWithItsIds:
         assert await pool.queue.read_ids(request_id="r1", fence=first.fence) is None
 
     async def test_gets_one_usage_record_for_all_that_was_released(self, pool: Pool) -> None:
-        await begun(pool)
+        first = await begun(pool)
         claim = await pool.claim(worker="other")
         await pool.step(claim, [b"d"], worker="other", first_seq=4, ids=[[9]])
         assert await pool.queue.read_ids(request_id="r1", fence=claim.fence) == [7, 8, 70_000, 9]
@@ -47,6 +47,7 @@ class TestARequestWithItsIds:
         log = await pool.queue.read_log(request_id="r1", after_seq=0, limit=9)
         assert log is not None
         assert log.frames == [*FRAMES, b"d"]
+        assert (log.epoch, log.writers) == (claim.fence, {first.fence: 3})
         assert await pool.redis.exists(pool.queue.keys.prefix + "ids:r1") == 0
 
     async def test_goes_on_after_an_engine_death_and_a_drain(self, pool: Pool) -> None:

@@ -134,6 +134,19 @@ async def log_names_the_fence_that_wrote_it(pool: Pool) -> bool:
     return log is not None and log.epoch == claim.fence
 
 
+async def log_names_who_wrote_it_before_and_up_to_where(pool: Pool) -> bool:
+    await pool.enqueue("r1")
+    first = await pool.claim()
+    await pool.step(first, [b"one"], ids=[[1]])
+    await _lapse(pool)
+    second = await pool.claim()
+    await pool.step(second, [b"two"], first_seq=2, ids=[[2]])
+    await _lapse(pool)
+    await pool.claim()
+    log = await pool.queue.read_log(request_id="r1", after_seq=0, limit=9)
+    return log is not None and log.writers == {first.fence: 1, second.fence: 2}
+
+
 async def ack_sends_the_final_frame(pool: Pool) -> bool:
     await pool.enqueue("r1")
     await pool.end(await pool.claim())
@@ -259,6 +272,11 @@ RULES = (
     Rule(lapses_are_no_deaths, "reap", "if why == 'death' then", "if true then"),
     Rule(stale_fence_writes_nothing, "step", "state ~= 'running' or fence ~= e[2]", "state ~= 'running'"),
     Rule(log_names_the_fence_that_wrote_it, "claim", "'epoch', fence, 'worker'", "'epoch', 'none', 'worker'"),
+    Rule(
+        log_names_who_wrote_it_before_and_up_to_where,
+        "claim",
+        "if int(last_seq) > 0 then note_writer(job, last_seq) end",
+    ),
     Rule(plain_request_goes_on, "reap", "if int(last_seq) ~= int(ids_seq) then", "if int(last_seq) ~= 0 then"),
     Rule(frame_without_ids_is_never_continued, "step", "or covered ~= last then", "then"),
     Rule(ids_of_a_repeated_frame_are_kept_once, "step", "table.concat(ids, '', known + 1)", "table.concat(ids)"),

@@ -17,7 +17,7 @@ from contracts.money import PriceCard
 from contracts.outcomes import Outcome
 from contracts.tenancy import PolicyRef, TenantContext
 from contracts.tokens import TokenCounts
-from fairqueue.messages import Abort, StepEntry, final_of
+from fairqueue.messages import Abort, StepEntry, final_of, pack_ids
 from fairqueue.queue import FairQueue
 from gateway.services import Epochs, ServedModel, UsageQuery
 from safety.policy import CompiledPolicy
@@ -53,6 +53,7 @@ class Directory:
     served: ServedModel
     contexts: dict[str, TenantContext] = field(default_factory=dict)
     price: PriceCard | None = PRICE
+    batch_price: PriceCard | None = None
     policy: CompiledPolicy | None = None
     rows: dict[tuple[str, str], RequestRow] = field(default_factory=dict)
     asked: list[UsageQuery] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Directory:
         return Epochs(keys={context.api_key_id: context.key_epoch for context in mine}, tenant=mine[0].tenant_epoch)
 
     async def card(self, *, tenant_id: str, model: str, service_class: ServiceClass) -> PriceCard | None:
-        return self.price
+        return self.batch_price if service_class is ServiceClass.BATCH else self.price
 
     async def get(self, model: str | PolicyRef) -> Any:
         if isinstance(model, PolicyRef):
@@ -155,7 +156,8 @@ class HandWorker:
                     return claim
                 await self.queue.wait_wake(worker_id=WORKER, timeout_s=1)
 
-    async def step(self, claim: Claim, frames: list[bytes], *, first_seq: int) -> list[Abort]:
+    async def step(self, claim: Claim, frames: list[bytes], *, first_seq: int, ids: bool = False) -> list[Abort]:
+        """`ids`: each frame comes with a token id, so that another attempt may go on."""
         entries = [
             StepEntry(
                 request_id=claim.ticket.request_id,
@@ -165,6 +167,7 @@ class HandWorker:
                 counts=TokenCounts(prompt=claim.ticket.prompt_tokens, completion=first_seq + len(frames) - 1),
                 delivered_tokens=first_seq + len(frames) - 1,
                 progressed=True,
+                ids=[pack_ids([7]) for _ in frames] if ids else [],
             )
         ]
         reply = await self.queue.step(worker_id=WORKER, entries=entries, holding=self.holding)

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from billing.clickhouse.shapes import RequestRow
 from contracts.errors import Unavailable
-from contracts.jobs import Ticket
+from contracts.jobs import ServiceClass, Ticket
 from contracts.tenancy import TenantContext
 from controlplane.background.bringing import AnswerKeeper
 from controlplane.background.keeping import KeptInDatabase
@@ -21,13 +21,14 @@ from controlplane.background.rebuild import OPEN_BOUNDS, Fate, Rebuild
 from controlplane.reads.keys import DatabaseEpochs
 from fairqueue.messages import usage_from_stream
 from fairqueue.queue import FairQueue
+from gateway.services import GatewaySettings
 from gateway.settlement import Sweeper
 from gateway.surface.openapi import document as openapi
 from stores.system import SystemClock
 from tenants import selectors, services
 from tenants.models import ApiKey, BackgroundRequest
 from tenants.services import set_limits
-from tests.functional.gateway.cast import MODEL, POOL, chat_frames
+from tests.functional.gateway.cast import MODEL, POOL, PRICE, chat_frames
 from tests.functional.gateway.conftest import Gateway
 from tests.functional.gateway.test_lifecycle import data_of
 
@@ -255,6 +256,40 @@ class TestAccepted:
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")
 
 
+class TestClass:
+    @pytest.fixture
+    def settings(self, settings: GatewaySettings) -> GatewaySettings:
+        return replace(settings, background_class=ServiceClass.BATCH)
+
+    async def test_of_the_background_is_the_operators_with_its_own_price(self, owner: Owner) -> None:
+        owner.gateway.directory.batch_price = replace(PRICE, card_id="half", input_nano=500, output_nano=1_000)
+        request_id = await owner.accepted()
+        claim = await owner.gateway.worker.serve(["a"])
+        assert (claim.ticket.service_class, claim.ticket.price.card_id) == (ServiceClass.BATCH, "half")
+        usage = await owner.gateway.services.redis.xrange(USAGE)
+        (record,) = [usage_from_stream(entry) for _, entry in usage]
+        assert (record.request_id, record.service_class, record.price.output_nano) == (request_id, "batch", 1_000)
+
+    async def test_is_interactive_for_whoever_waits(self, owner: Owner) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            plain = tasks.create_task(owner.post(background=False))
+            claim = await owner.gateway.worker.serve(["a"])
+        assert plain.result().status_code == 200
+        assert (claim.ticket.service_class, claim.ticket.price) == (ServiceClass.INTERACTIVE, PRICE)
+
+    async def test_without_a_price_is_refused_and_holds_nothing(self, owner: Owner) -> None:
+        answer = await owner.post()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_priced")
+        assert (await owner.gateway.queue.depths()).waiting == 0
+
+    async def test_is_kept_through_a_lost_redis(self, owner: Owner) -> None:
+        owner.gateway.directory.batch_price = PRICE
+        await owner.accepted()
+        await owner.lose_redis()
+        assert await owner.rebuild() == {Fate.BACK: 1}
+        assert (await owner.gateway.worker.claim()).ticket.service_class is ServiceClass.BATCH
+
+
 class TestRefused:
     async def test_by_its_limits_it_is_not_kept(self, owner: Owner) -> None:
         owner.gateway.directory.contexts.clear()
@@ -361,7 +396,7 @@ class TestRebuild:
         await owner.lose_redis()
         assert before == 2
 
-        row = metered(claim.ticket)
+        row = metered(claim.ticket, finish_reason="length", budget_cut=True, stopped_by="budget")
         assert await owner.rebuild(metered=row) == {Fate.ENDED: 1, Fate.BACK: 2}
         assert await owner.rebuild(metered=row) == {Fate.THERE: 2}
         assert await worker.step(cut, chat_frames(cut.ticket, ["half"])[:1], first_seq=2)  # its fence holds no more
@@ -383,6 +418,7 @@ class TestRebuild:
         document = (await owner.get(lost)).json()
         valid(document)
         assert (document["outcome"], document["error"]["code"]) == ("ok", "answer_lost")
+        assert (document["finish_reason"], document["stopped_by"]) == ("length", "budget")
         assert document["usage"]["cost"] == "0.000011"
         assert (await owner.post(key="k")).json()["id"] == running
 

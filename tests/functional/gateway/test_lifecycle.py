@@ -99,6 +99,25 @@ class TestResume:
         answer = await events(gateway, claim.ticket.request_id, start)
         assert (answer.status_code, answer.json()["error"]["code"]) == (410, "events_not_kept")
 
+    async def test_goes_on_from_an_event_of_an_attempt_before_as_far_as_the_log_was_its_own(
+        self, gateway: Gateway
+    ) -> None:
+        """A failover may have lost what came after; what stands there now is another attempt's."""
+        first, frames = await running(gateway, ["a", "b", "c"])
+        await gateway.worker.step(first, frames[:2], first_seq=1, ids=True)
+        request_id = first.ticket.request_id
+        assert await gateway.queue.hand_back(worker_id=WORKER, request_id=request_id, fence=first.fence)
+        gateway.worker.holding.clear()
+        second = await gateway.worker.claim()
+        await gateway.worker.step(second, frames[2:], first_seq=3)
+        await gateway.worker.end(second, last_seq=len(frames))
+        for start in (f"{first.fence}-2", f"{second.fence}-2", "2"):
+            answer = await events(gateway, request_id, f"?starting_after={start}")
+            assert data_of(answer.content) == [b"data: " + frame for frame in frames[2:]] + [b"data: [DONE]"]
+        for start in (f"{first.fence}-3", "1-other-1", f"{second.fence}-9"):
+            answer = await events(gateway, request_id, f"?starting_after={start}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (410, "events_not_kept")
+
     async def test_a_log_whose_time_is_over_is_410(self, gateway: Gateway) -> None:
         claim, frames = await running(gateway, ["a"])
         await gateway.worker.step(claim, frames, first_seq=1)

@@ -32,6 +32,7 @@ JOB_FIELDS = [
     "outcome",
     "error",
     "ids_seq",
+    "writers",
 ]
 
 

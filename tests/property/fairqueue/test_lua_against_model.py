@@ -439,6 +439,7 @@ class PoolMachine(RuleBasedStateMachine):
                 "outcome": job.outcome,
                 "error": job.error,
                 "ids_seq": str(job.ids_seq),
+                "writers": "".join(f"{epoch} {last_seq}\n" for epoch, last_seq in job.writers),
             }
             assert state["logs"][rid] == job.log
             assert state["ids"][rid] == job.ids
