@@ -23,7 +23,7 @@ from safety.published import PolicyMissing
 from safety.stream import OutputGuard
 from safety.verdicts import Stage
 from workers.closing import Closing
-from workers.continuation import CannotContinue, as_continued, is_plain, plan, read_past
+from workers.continuation import CannotContinue, as_continued, engine_id, is_plain, plan, read_past
 from workers.engines.base import EngineBroke, EngineChunk, EngineGone, EngineRefused, EngineRequest
 from workers.frames import FrameBuilder
 from workers.latency import LatencyTrack
@@ -207,7 +207,7 @@ class Attempt:
     def _engine_request(self, body: dict[str, Any]) -> EngineRequest:
         ticket = self._ticket
         return EngineRequest(
-            request_id=f"{ticket.request_id}-{self._claim.attempt}",
+            request_id=engine_id(self._claim),
             endpoint=ticket.endpoint,
             body=body,
             max_tokens=ticket.max_tokens,

@@ -86,6 +86,12 @@ class Past:
     is_cut: bool = False
 
 
+def engine_id(claim: Claim) -> str:
+    """The engine's name for an attempt. The fence is in it: of a request that its queue had lost, the attempt counted
+    as first may come while the engine still aborts the one that was first before."""
+    return f"{claim.ticket.request_id}-{claim.fence}"
+
+
 def is_plain(ticket: Ticket, body: Mapping[str, Any]) -> bool:
     """Whether another engine can go on with the request from its tokens alone."""
     if ticket.choices != 1:
@@ -149,7 +155,7 @@ async def plan(
         raise CannotContinue("all its tokens are out, and no end")
     sampling = {name: value for name, value in body.items() if name in _SAMPLING and value is not None}
     request = EngineRequest(
-        request_id=f"{ticket.request_id}-{claim.attempt}",
+        request_id=engine_id(claim),
         endpoint=Endpoint.COMPLETIONS,
         body={**sampling, "prompt": [*prompt, *past.ids]},
         max_tokens=left,
@@ -189,10 +195,15 @@ def as_continued(chunk: EngineChunk, *, chat: bool, before: TokenCounts, tokens:
     """A chunk of the completion as one of the request that it continues, with counts of all its attempts.
 
     The prompt is billed as the first attempt counted it: that its answer was read again is not the client's doing.
+    Engines tell only at their end how much of it was cached, so of an attempt that was lost before, that is unknown;
+    then what this one found of the prompt counts, which is never to the client's loss.
     """
-    counts = replace(before, completion=max(before.completion, tokens + chunk.counts.completion), reasoning=0)
-    if counts.prompt == 0:
-        counts = replace(counts, prompt=chunk.counts.prompt - tokens)
+    prompt = before.prompt or chunk.counts.prompt - tokens
+    counts = TokenCounts(
+        prompt=prompt,
+        cached=before.cached or min(chunk.counts.cached, prompt),
+        completion=max(before.completion, tokens + chunk.counts.completion),
+    )
     if not chat:
         return EngineChunk(body=chunk.body, counts=counts)
     choices = []

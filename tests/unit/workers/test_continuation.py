@@ -15,7 +15,7 @@ from contracts.tokens import TokenCounts
 from fairqueue.messages import LogSlice, unpack_ids
 from tests.unit.workers.cast import chunk, claim, ticket
 from tests.unit.workers.test_frames import guard
-from workers.continuation import CannotContinue, Past, as_continued, is_plain, plan, read_past
+from workers.continuation import CannotContinue, Past, as_continued, engine_id, is_plain, plan, read_past
 from workers.engines.base import FULL, PLAIN, EngineChunk
 from workers.engines.simulated.model import LocalModel
 from workers.engines.simulated.toy import write_toy_model
@@ -274,3 +274,28 @@ def frame(text: str, *, finish: str | None = None) -> bytes:
 def shown(frames: list[bytes]) -> str:
     choices = [choice for one in frames for choice in orjson.loads(one)["choices"]]
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        ("before", "found", "cached"),
+        [
+            (TokenCounts(prompt=40, cached=16, completion=3), 32, 16),  # the first attempt told it
+            (TokenCounts(prompt=40, completion=3), 32, 32),  # it had not: what this one found
+            (TokenCounts(prompt=40, completion=3), 48, 40),  # of the prompt, not of the answer that is read again
+            (TokenCounts(), 32, 32),  # nothing was counted before
+        ],
+    )
+    def test_of_the_prompt_are_the_first_attempts_where_it_told_them(
+        self, before: TokenCounts, found: int, cached: int
+    ) -> None:
+        last = EngineChunk(body={"choices": []}, counts=TokenCounts(prompt=48, cached=found, completion=5))
+        counts = as_continued(last, chat=True, before=before, tokens=8).counts
+        assert (counts.prompt, counts.cached, counts.completion) == (40, cached, 13)
+
+
+class TestName:
+    def test_at_the_engine_is_never_another_attempts(self) -> None:
+        """After a lost queue a request's first attempt comes again, perhaps while the engine still has the old one."""
+        lives = [replace(claim(), fence=fence) for fence in ("1-aaaa", "1-bbbb", "2-aaaa")]
+        assert len({engine_id(each) for each in lives}) == 3
