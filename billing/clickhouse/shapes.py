@@ -116,6 +116,8 @@ class RequestRow:
     currency: str
     cost_nano: int
     log_key: str
+    budget_cut: bool = False  # less output was held than asked for, because no more was affordable
+    stopped_by: str = ""  # "budget" where that ended the answer
     timeline: tuple[TimelineStep, ...] = field(default=())
 
     @property
@@ -154,6 +156,7 @@ class ReportLine:
     outcome: str
     currency: str
     requests: int
+    budget_stopped_requests: int  # of them: those whose answer ended where the budget did
     input_tokens: int
     cached_tokens: int
     output_tokens: int

@@ -24,7 +24,7 @@ COLUMNS: tuple[str, ...] = (
     "decode_us", "output_guard_us", "ttft_us", "total_us", "itl", "itl_sum_us", "outcome", "finish_reason",
     "error_code", "attempt", "worker_id", "policy_id", "policy_version", "verdicts", "price_card_id", "currency",
     "price_input_nano", "price_cached_nano", "price_output_nano", "cost", "cost_input", "cost_cached", "cost_output",
-    "log_key", "batch_id", "ingested_at", "version",
+    "log_key", "budget_cut", "batch_id", "ingested_at", "version",
 )  # fmt: skip
 FIRST_REVISION = 1  # the request itself; later ones are signed differences
 
@@ -155,6 +155,7 @@ def _money(record: UsageRecord, batch: Batch) -> Sequence[Any]:
         decimal_from_nano(parts.cached_nano),
         decimal_from_nano(parts.output_nano),
         record.log_key,
+        record.budget_cut,
         batch.batch_id,
         _instant(batch.created_at_ms),
         # ReplacingMergeTree keeps the highest version: the lowest attempt wins.

@@ -4,6 +4,7 @@ SELECT
     outcome,
     currency,
     countIf(revision = 1) AS requests,
+    countIf(revision = 1 AND stopped_by = 'budget') AS budget_stopped_requests,
     sum(prompt_tokens) AS input_tokens,
     sum(cached_tokens) AS cached_tokens,
     sum(completion_tokens) AS output_tokens,

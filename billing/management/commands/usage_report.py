@@ -18,8 +18,8 @@ from contracts.money import text_from_nano
 from stores.clickhouse import ClickHouseError
 
 _FIELDS = (
-    "model", "api_key_id", "outcome", "currency", "requests", "input_tokens", "cached_tokens", "output_tokens",
-    "reasoning_tokens", "cost",
+    "model", "api_key_id", "outcome", "currency", "requests", "budget_stopped_requests", "input_tokens",
+    "cached_tokens", "output_tokens", "reasoning_tokens", "cost",
 )  # fmt: skip
 
 

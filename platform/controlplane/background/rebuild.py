@@ -195,5 +195,6 @@ def _lost_answer(ticket: Ticket, metered: RequestRow) -> KeptAnswer:
         cost_nano=metered.cost_nano,
         currency=metered.currency,
         attempt=metered.attempt,
+        budget_cut=metered.budget_cut,
     )
     return KeptAnswer(epoch="", final=final, frames=None)

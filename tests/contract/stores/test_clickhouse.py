@@ -148,6 +148,22 @@ class TestClickHousePort:
                 port.execute("SELECT {absent:String}")
             assert caught.value.code == 456
 
+    def test_takes_a_column_that_is_added_with_rows_there(self, clickhouse: ClickHouse, reader: Reader) -> None:
+        clickhouse.insert(table="port_rows", columns=COLUMNS, rows=[row(1)], token="before")
+        for _ in range(2):
+            clickhouse.command(
+                "ALTER TABLE port_rows ADD COLUMN IF NOT EXISTS cut Bool DEFAULT false AFTER text,"
+                " ADD COLUMN IF NOT EXISTS by LowCardinality(String) ALIAS if(cut AND tokens = 7, 'budget', '')"
+            )
+        clickhouse.insert(table="port_rows", columns=(*COLUMNS, "cut"), rows=[(*row(2), True)], token="after")
+        clickhouse.insert(table="port_rows", columns=COLUMNS, rows=[row(3)], token="older-writer")
+        for port in (clickhouse, reader):
+            assert port.execute("SELECT cut, by FROM port_rows ORDER BY toString(id)") == [
+                {"cut": False, "by": ""},
+                {"cut": True, "by": "budget"},
+                {"cut": False, "by": ""},
+            ]
+
     def test_sums_decimals_exactly(self, clickhouse: ClickHouse) -> None:
         clickhouse.insert(table="port_rows", columns=COLUMNS, rows=[row(n) for n in range(9)], token="sum")
         found = clickhouse.execute("SELECT sum(cost) AS cost FROM port_rows")

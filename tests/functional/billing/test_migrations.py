@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from billing.clickhouse.migrate import LOCK_STALE_SECONDS, MigrationError, Topology, load_migrations, migrate
+from billing.metering.record import COLUMNS, TABLE, Batch, build_row
 from stores.clickhouse_chdb import ChdbOwner
+from tests.factories.jobs import make_record
+
+BATCH = Batch(batch_id="00000000-0000-4000-8000-000000000001", created_at_ms=1_800_000_005_000)
+HAS = """SELECT count() AS n FROM system.columns
+WHERE database = currentDatabase() AND table = 'inference_requests_audit' AND name = {name:String}"""
 
 
 class Shared(ChdbOwner):
@@ -88,10 +94,35 @@ class TestMigrate:
         assert migrate(clickhouse=owner, topology=Topology(), pause=pytest.fail, folder=folder) == ["0001_first"]
 
 
+class TestMigrations:
+    def test_know_what_was_metered_before_them(self, shared: Shared, tmp_path: Path) -> None:
+        """A table as each release left it, with a row, is brought up to the next."""
+        files = load_migrations()
+        shared.command("DROP TABLE IF EXISTS inference_requests_audit SYNC")
+        for migration in files:
+            (tmp_path / f"{migration.name}.sql").write_text(migration.text)
+            migrate(clickhouse=shared, topology=Topology(), pause=pytest.fail, folder=tmp_path)
+            names = [name for name in COLUMNS if shared.execute(HAS, {"name": name}) != [{"n": 0}]]
+            values = dict(zip(COLUMNS, build_row(make_record(), batch=BATCH), strict=True))
+            kept = [tuple(values[name] for name in names)]
+            shared.insert(table=TABLE, columns=names, rows=kept, token=migration.name)
+        assert names == list(COLUMNS)
+        rows = shared.execute("SELECT budget_cut, stopped_by, outcome FROM inference_requests_audit")
+        assert rows == [{"budget_cut": False, "stopped_by": "", "outcome": "ok"}] * len(files)
+
+    def test_take_a_second_run_of_each_statement(self, shared: Shared, tmp_path: Path) -> None:
+        """As after a crash between a statement and the note that it was applied."""
+        shared.command("DROP TABLE IF EXISTS inference_requests_audit SYNC")
+        for _ in range(2):
+            shared.command("DROP TABLE IF EXISTS weir_migrations SYNC")
+            assert migrate(clickhouse=shared, topology=Topology(), pause=pytest.fail) == [
+                migration.name for migration in load_migrations()
+            ]
+
+
 class TestTopology:
     def test_replicates_by_one_setting(self) -> None:
-        (migration,) = (found for found in load_migrations() if found.version == 1)
-        (statement,) = migration.statements()
+        (statement,) = load_migrations()[0].statements()
         alone, cluster = Topology().fill(statement), Topology(cluster="main").fill(statement)
         assert "ENGINE = ReplacingMergeTree(version)" in alone
         assert "non_replicated_deduplication_window = 10000" in alone
@@ -102,6 +133,12 @@ class TestTopology:
         )
         assert " replicated_deduplication_window = 10000" in cluster
         assert "$" not in alone + cluster
+
+    def test_changes_every_node_of_a_cluster(self) -> None:
+        for migration in load_migrations():
+            for statement in migration.statements():
+                assert "ON CLUSTER 'main'" in Topology(cluster="main").fill(statement)
+                assert "CLUSTER" not in Topology().fill(statement)
 
 
 class TestLoadMigrations:

@@ -7,6 +7,7 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,21 @@ class TestRequestRow:
         assert (row.ttft_ms, row.itl_ms, row.total_ms) == (5.0, 10.0, 60.0)
         assert row.cost_text == "0.0000315"
 
+    @pytest.mark.parametrize(
+        ("cut", "finish", "stopped_by"),
+        [(True, "length", "budget"), (True, "stop", ""), (False, "length", ""), (False, "stop", "")],
+    )
+    def test_says_what_the_budget_did(
+        self, reader: ChdbOwner, make: Any, cut: bool, finish: str, stopped_by: str
+    ) -> None:
+        one = replace(make(1, finish=finish), budget_cut=cut)
+        write(reader, [one])
+        found = selectors.request_row(request_id=one.request_id, tenant_id="acme")
+        assert found is not None
+        assert (found.budget_cut, found.stopped_by) == (cut, stopped_by)
+        (recent,) = selectors.recent_requests(tenant_id="acme", limit=1)
+        assert (recent.budget_cut, recent.stopped_by) == (cut, stopped_by)
+
     def test_is_none_for_another_tenant_and_for_nonsense(self, reader: ChdbOwner, make: Any) -> None:
         one = make(1)
         write(reader, [one])
@@ -161,8 +177,6 @@ class TestRequestRow:
             selectors.request_row(request_id=one.request_id, tenant_id="")
 
     def test_finds_an_id_that_carries_no_time(self, reader: ChdbOwner, make: Any) -> None:
-        from dataclasses import replace
-
         one = replace(make(1), request_id=str(uuid.uuid4()))
         write(reader, [one])
         assert selectors.request_row(request_id=one.request_id) is not None
@@ -220,6 +234,8 @@ class TestUsageReport:
         from datetime import UTC, datetime
 
         records = [make(number, tenant=str(tenants["acme"].pk)) for number in range(4)]
+        records[0] = replace(records[0], finish_reason="length", budget_cut=True)
+        records[2] = replace(records[2], budget_cut=True)
         records.append(make(9, tenant=str(tenants["acme"].pk), billed_at_ms=ADMITTED_MS + 2 * DAY))
         write(reader, records)
         post_usage([line_of(one) for one in records], at=datetime(2027, 1, 17, tzinfo=UTC))
@@ -246,11 +262,13 @@ class TestUsageReport:
         call_command("usage_report", "--tenant", str(acme.pk), *self.FROM_TO, "--format", "json")
         found = json.loads(capsys.readouterr().out)
         assert [line["requests"] for line in found["lines"]] == [2, 2]
+        assert [line["budget_stopped_requests"] for line in found["lines"]] == [1, 0]
         assert found["check"][0]["equal"] is True
         call_command("usage_report", "--tenant", "acme", *self.FROM_TO, "--format", "csv")
         captured = capsys.readouterr()
         rows = list(csv.DictReader(io.StringIO(captured.out)))
         assert [row["cost"] for row in rows] == ["0.000063", "0.000063"]
+        assert [row["budget_stopped_requests"] for row in rows] == ["1", "0"]
         assert captured.err.startswith("check USD")
 
     def test_fails_when_the_books_differ(self, acme: Tenant, reader: ChdbOwner, make: Any) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import asdict, replace
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from billing.clickhouse.shapes import RequestRow, TimelineStep
+from gateway.surface.openapi import document as openapi
 from tests.functional.gateway.cast import CARD, CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway
 
@@ -89,6 +91,14 @@ class TestPastRequests:
         assert answer["verdicts"] == [{"stage": "prompt", "action": "redact", "matches": 2}]
         as_streamed = await gateway.http.get("/v1/requests/chatcmpl-r-1", headers=gateway.auth())
         assert as_streamed.json() == answer
+        assert "stopped_by" not in answer
+        gateway.directory.rows["acme", "r-2"] = replace(
+            row, finish_reason="length", budget_cut=True, stopped_by="budget"
+        )
+        cut = (await gateway.http.get("/v1/requests/r-2", headers=gateway.auth())).json()
+        assert (cut["finish_reason"], cut["stopped_by"]) == ("length", "budget")
+        schema = {"$ref": "#/components/schemas/Request", "components": openapi()["components"]}
+        Draft202012Validator(schema).validate(cut)
         gone = await gateway.http.get("/v1/requests/r-1/events", headers=gateway.auth())
         ended = await gateway.http.post("/v1/requests/r-1/cancel", headers=gateway.auth())
         other = await gateway.http.get("/v1/requests/r-1", headers=gateway.auth(gateway.mallory))

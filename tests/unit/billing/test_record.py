@@ -47,6 +47,10 @@ class TestBuildRow:
         reordered = replace(RECORD, timings=replace(RECORD.timings, itl={7: 1, 40: 3}))
         assert repr(build_row(RECORD, batch=BATCH)) == repr(build_row(reordered, batch=BATCH))
 
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_says_whether_the_budget_cut_it(self, cut: bool) -> None:
+        assert row(replace(RECORD, budget_cut=cut))["budget_cut"] is cut
+
     def test_prefers_the_lowest_attempt(self) -> None:
         first, second = (row(replace(RECORD, attempt=attempt))["version"] for attempt in (0, 1))
         assert isinstance(first, int)
