@@ -5,6 +5,7 @@ replaces what was counted for it before and is never added twice. Every wait has
 """
 
 import asyncio
+import errno
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import structlog
 
 from contracts.jobs import Endpoint
 from contracts.tokens import TokenCounts
@@ -32,6 +34,7 @@ from workers.engines.sse import EventReader, EventTooLarge
 PROBE_SECONDS = 5.0
 ASK_SECONDS = 30.0  # an engine that shares its process with its model answers between two steps
 KEEP_SECONDS = 3.0  # an idle connection; engines close theirs after five, and a request must not meet that
+AGAIN_SECONDS = (0.0, 0.1)  # before a request is sent again whose connection was lost
 OK = 200
 ERROR_TEXT_MAX = 500
 SETTLE_CHARS = 64  # of a text whose tokens are counted here; to count all of it with every chunk grows with its square
@@ -46,6 +49,8 @@ _PROGRESS = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
 )
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +105,11 @@ class HttpEngine:
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[AsyncIterator[EngineChunk]]:
         """Stream one request. Raises EngineGone, EngineRefused, EngineBroke."""
-        content = orjson.dumps(self._body(request))
-        url = f"{self._url}/v1/{request.endpoint.value}"
-        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        path = f"/v1/{request.endpoint.value}"
         try:
-            response = await self._client().post(url, data=content, headers=headers, allow_redirects=False)
+            response = await self._post(path, self._body(request), accept="text/event-stream")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineGone(f"the engine did not answer: {type(error).__name__}") from error
+            raise EngineGone(f"the engine did not answer: {_named(error)}") from error
         try:
             if response.status != OK:
                 await self._refuse(response)
@@ -114,6 +117,26 @@ class HttpEngine:
                 yield chunks
         finally:
             response.close()  # an answer that was read to its end has given its connection back before
+
+    async def _post(
+        self, path: str, body: dict[str, Any], *, accept: str = "*/*", **options: Any
+    ) -> aiohttp.ClientResponse:
+        """A server may close a kept connection just as a request is written to it, and has then not read it: it is sent
+        again, over what is by then another connection. A server that is gone refuses that one."""
+        headers = {"content-type": "application/json", "accept": accept}
+        content = orjson.dumps(body)
+        pauses = iter(AGAIN_SECONDS)
+        while True:
+            try:
+                return await self._client().post(
+                    self._url + path, data=content, headers=headers, allow_redirects=False, **options
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                pause = None if isinstance(error, aiohttp.ClientConnectorError) else next(pauses, None)
+                if pause is None:
+                    raise
+                log.warning("engine_connection_lost", path=path, error=_named(error))
+                await asyncio.sleep(pause)
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         able = self.capabilities
@@ -190,11 +213,8 @@ class HttpEngine:
 
     async def _ask(self, path: str, body: dict[str, Any], field: str) -> Any:
         patience = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        headers = {"content-type": "application/json"}
         try:
-            async with self._client().post(
-                self._url + path, data=orjson.dumps(body), headers=headers, timeout=patience, allow_redirects=False
-            ) as response:
+            async with await self._post(path, body, timeout=patience) as response:
                 if response.status != OK:
                     await self._refuse(response)
                 return orjson.loads(await response.read())[field]
@@ -319,6 +339,11 @@ class _Tally:
             over = self.count_tokens(text) - self.count_tokens(text[cut:])
             self.settled[index] = self.settled.get(index, 0) + over
         return text[cut:]
+
+
+def _named(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    return type(error).__name__ + (f" ({errno.errorcode.get(number, number)})" if number else "")
 
 
 def _error_of(text: str) -> tuple[str, str]:

@@ -120,3 +120,46 @@ class TestErrorsInAStream:
             with pytest.raises(EngineBroke) as broke:
                 await self.read(engine, body)
         assert broke.value.param == ""
+
+
+class TestKeptConnection:
+    """Servers close them when they have been idle, and may do so just as a request is sent."""
+
+    ANSWER = b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+    @asynccontextmanager
+    async def closing(self, path: str, *, good: int) -> AsyncIterator[tuple[HttpEngine, list[int]]]:
+        """An engine that answers `good` connections once each, and closes every connection at its next request."""
+        answered: list[int] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if len(answered) < good:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(int(each[15:]) for each in head.lower().split(b"\r\n") if each[:15] == b"content-length:")
+                await reader.readexactly(length)
+                answered.append(length)
+                writer.write(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(self.ANSWER) + self.ANSWER)
+            await reader.read(1)  # the rest of the request stays unread, and so its client is told of a reset
+            writer.close()
+
+        async with await asyncio.start_unix_server(serve, path):
+            engine = HttpEngine(model="m", capabilities=FULL, socket=path)
+            try:
+                yield engine, answered
+            finally:
+                await engine.aclose()
+
+    async def read(self, engine: HttpEngine) -> list[str]:
+        async with engine.generate(request({"prompt": "x"})) as chunks:
+            return [chunk.body["choices"][0]["text"] async for chunk in chunks]
+
+    async def test_that_is_lost_under_a_request_has_it_sent_over_another(self, tmp_path: Path) -> None:
+        async with self.closing(str(tmp_path / "engine.sock"), good=3) as (engine, answered):
+            assert [await self.read(engine) for _ in range(3)] == [["a"]] * 3
+        assert len(answered) == 3
+
+    async def test_is_not_tried_for_ever(self, tmp_path: Path) -> None:
+        async with self.closing(str(tmp_path / "engine.sock"), good=1) as (engine, _):
+            await self.read(engine)
+            with pytest.raises(EngineGone, match=r"ClientOSError \(ECONNRESET\)|ServerDisconnectedError"):
+                await self.read(engine)
