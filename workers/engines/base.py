@@ -116,6 +116,14 @@ class EngineStats:
     progress: tuple[float, ...]
 
 
+class Health(StrEnum):
+    """What an engine says of itself. It may be DEAD and still answer: a server outlives the process of its model."""
+
+    WELL = "well"
+    DEAD = "dead"
+    SILENT = "silent"
+
+
 class EngineAdapter(Protocol):
     """Talks to one running engine. Raises EngineGone when it does not answer in time."""
 
@@ -124,8 +132,8 @@ class EngineAdapter(Protocol):
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[AsyncIterator[EngineChunk]]:
         """The stream of one request. Leaving the context aborts it. Raises EngineError's kinds."""
 
-    async def health(self) -> bool:
-        """Whether the engine takes requests at all; says nothing about progress."""
+    async def health(self) -> Health:
+        """Whether the engine takes requests at all; says nothing about progress. Never raises."""
 
     async def facts(self) -> EngineFacts: ...
 

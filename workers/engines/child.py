@@ -17,7 +17,7 @@ import orjson
 import structlog
 
 from contracts.clock import Clock
-from workers.engines.base import EngineAdapter, EngineError, EngineGone
+from workers.engines.base import EngineAdapter, EngineError, EngineGone, Health
 from workers.engines.settings import EngineSettings
 from workers.engines.vllm import ChildCommand
 
@@ -60,6 +60,7 @@ class EngineChild:
         self._working = working
         self._on_change = on_change
         self._incarnation = 0
+        self._pid = 0
         self._ready = asyncio.Event()
         self._dead = asyncio.Event()
         self._dead.set()
@@ -85,8 +86,16 @@ class EngineChild:
         return self.ready and self._clock.monotonic() - self._progress_at < self._settings.stall_seconds
 
     async def has_died(self, *, incarnation: int) -> bool:
-        """A broken connection often comes a moment before the process is seen to end."""
+        """A broken connection often comes a moment before the process is seen to end.
+
+        A server that says that its engine is dead is ended here: by itself it would go in seconds, or never.
+        """
         if incarnation != self._incarnation:
+            return True
+        if await self.adapter.health() is Health.DEAD and incarnation == self._incarnation:
+            log.error("engine_dead_inside", pid=self._pid)
+            self._kill()
+            await self._dead.wait()
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_GRACE_SECONDS):
@@ -106,25 +115,25 @@ class EngineChild:
     async def _one_life(self) -> bool:
         """Start the engine and wait for its end. Returns whether it was ever ready."""
         became_ready = False
-        keeper, pid = await self._start()
+        keeper = await self._start()
         try:
             if await self._until_ready(keeper):
                 became_ready = True
                 self._progress_at = self._clock.monotonic()
                 self._ready.set()
-                self._report(keeper, pid, state="serving")
+                self._report(keeper, state="serving")
                 self._on_change()
-                log.info("engine_ready", pid=pid, incarnation=self._incarnation)
-                await self._watch(keeper, pid)
+                log.info("engine_ready", pid=self._pid, incarnation=self._incarnation)
+                await self._watch(keeper)
         finally:
             self._ready.clear()
             self._on_change()
-            await asyncio.shield(self._stop(keeper, pid))
+            await asyncio.shield(self._stop(keeper))
             self._dead.set()
-            log.warning("engine_ended", pid=pid, code=keeper.returncode, was_ready=became_ready)
+            log.warning("engine_ended", pid=self._pid, code=keeper.returncode, was_ready=became_ready)
         return became_ready
 
-    async def _start(self) -> tuple[asyncio.subprocess.Process, int]:
+    async def _start(self) -> asyncio.subprocess.Process:
         for path in (self._paths.socket, self._paths.pid_file, self._paths.log):
             path.parent.mkdir(parents=True, exist_ok=True)
         self._paths.socket.unlink(missing_ok=True)
@@ -160,16 +169,16 @@ class EngineChild:
                 keeper.kill()
             await keeper.wait()
             raise EngineError(f"the engine's command cannot be run; see {self._paths.log.name}")
-        pid = int(line)
+        self._pid = int(line)
         self._incarnation += 1
         self._dead.clear()
-        self._report(keeper, pid, state="loading")
-        return keeper, pid
+        self._report(keeper, state="loading")
+        return keeper
 
-    def _report(self, keeper: asyncio.subprocess.Process, pid: int, *, state: str) -> None:
+    def _report(self, keeper: asyncio.subprocess.Process, *, state: str) -> None:
         """For whoever watches from outside, whole or not at all."""
         document = {
-            "pid": pid,
+            "pid": self._pid,
             "keeper": keeper.pid,
             "state": state,
             "restarts": self._incarnation - 1,
@@ -183,12 +192,17 @@ class EngineChild:
     async def _until_ready(self, keeper: asyncio.subprocess.Process) -> bool:
         deadline = self._clock.monotonic() + self._settings.start_seconds
         while keeper.returncode is None and self._clock.monotonic() < deadline:
-            if self._paths.socket.exists() and await self.adapter.health():
+            if self._paths.socket.exists() and await self.adapter.health() is Health.WELL:
                 return True
             await asyncio.sleep(READY_POLL_SECONDS)
         return False
 
-    async def _watch(self, keeper: asyncio.subprocess.Process, pid: int) -> None:
+    def _kill(self) -> None:
+        """The engine and all that it started, at once; whoever watches it sees its end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    async def _watch(self, keeper: asyncio.subprocess.Process) -> None:
         """Returns when the engine is dead; a silent one is killed at once, so that its requests learn it now."""
         ended = asyncio.ensure_future(keeper.wait())
         try:
@@ -198,8 +212,7 @@ class EngineChild:
                     return
                 if await self._stalled():
                     log.error("engine_stalled", seconds=self._settings.stall_seconds)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(pid, signal.SIGKILL)
+                    self._kill()
                     return
         finally:
             ended.cancel()
@@ -216,7 +229,7 @@ class EngineChild:
                 self._progress, self._progress_at = progress, self._clock.monotonic()
         return not self.progressing()
 
-    async def _stop(self, keeper: asyncio.subprocess.Process, pid: int) -> None:
+    async def _stop(self, keeper: asyncio.subprocess.Process) -> None:
         """End keeper and engine, whatever state they are in."""
         if keeper.returncode is None:
             keeper.terminate()
@@ -226,8 +239,7 @@ class EngineChild:
         if keeper.returncode is None:
             keeper.kill()
             await keeper.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # also when the keeper itself was killed
+        self._kill()  # also when the keeper itself was killed
         self._paths.pid_file.unlink(missing_ok=True)
 
 
@@ -280,6 +292,8 @@ class RemoteEngine:
 
     async def _alive(self) -> bool:
         """An OpenAI-compatible server need not have /health; it has a model list."""
+        if await self.adapter.health() is Health.DEAD:
+            return False
         try:
             await self.adapter.facts()
         except EngineError:

@@ -28,6 +28,7 @@ from workers.engines.base import (
     EngineRefused,
     EngineRequest,
     EngineStats,
+    Health,
 )
 from workers.engines.sse import EventReader, EventTooLarge
 
@@ -223,12 +224,13 @@ class HttpEngine:
         except (ValueError, TypeError, KeyError) as error:
             raise EngineBroke(f"the engine's answer to {path} cannot be read: {error}") from error
 
-    async def health(self) -> bool:
+    async def health(self) -> Health:
+        patience = aiohttp.ClientTimeout(total=PROBE_SECONDS)
         try:
-            await self._get("/health")
-        except EngineGone:
-            return False
-        return True
+            async with self._client().get(self._url + "/health", timeout=patience, allow_redirects=False) as response:
+                return Health.DEAD if response.status >= 500 else Health.WELL
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return Health.SILENT
 
     async def facts(self) -> EngineFacts:
         """What the engine serves, from its own routes. Raises EngineGone."""

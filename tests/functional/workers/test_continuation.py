@@ -127,12 +127,13 @@ class TestAWorkerThatIsKilled:
 
 
 class TestAnEngineThatDies:
-    async def test_loses_no_token(self, pool, start, sim, tmp_path):
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGUSR1], ids=["whole", "behind a server that lives on"])
+    async def test_loses_no_token(self, pool, start, sim, tmp_path, how):
         sim(decode_tokens_per_second=60)
         asked = await pool.submit(again(KINDS["a chat"]))
         async with start():
             await pool.until_released(asked.request_id, 9)
-            os.kill(engine_of(tmp_path)["pid"], signal.SIGKILL)
+            os.kill(engine_of(tmp_path)["pid"], how)
             final = await pool.final(asked.request_id)
             calm = await pool.submit(again(KINDS["a chat"]))
             await pool.final(calm.request_id)

@@ -1,11 +1,13 @@
 """The simulated engine's HTTP surface: a plain ASGI application with vLLM's routes, errors and metrics.
 
 Invariant: a client that goes away is noticed at once and its sequences give their blocks back.
-Header `x-weir-fault: die@5` (or `hang@5`, `error@5`, `refuse@0`) breaks one request, for tests.
+Header `x-weir-fault: die@5` (or `hang@5`, `error@5`, `refuse@0`) breaks one request, for tests; SIGUSR1 leaves the
+server without its engine.
 """
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +16,7 @@ import orjson
 
 from contracts.clock import Clock
 from workers.engines.simulated.dialect import BadRequest, Call, read_call, read_text, read_tokens
-from workers.engines.simulated.engine import Emission, Fault, Generation, GenerationFailed, SimulatedEngine
+from workers.engines.simulated.engine import CoreLost, Emission, Fault, Generation, GenerationFailed, SimulatedEngine
 from workers.engines.simulated.model import LocalModel
 
 Scope = MutableMapping[str, Any]
@@ -58,6 +60,7 @@ class SimulatedApp:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.engine.lose_core)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(self.engine.run())
             await asyncio.sleep(self.engine.settings.startup_seconds)
@@ -67,7 +70,7 @@ class SimulatedApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await _answer(send, 200, b"", b"text/plain")
+        await _answer(send, 503 if self.engine.is_lost else 200, b"", b"text/plain")
 
     async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await _json(send, 200, {"version": ENGINE_VERSION})
@@ -128,6 +131,9 @@ class SimulatedApp:
             self.engine.submit(generation)
         except ValueError as error:
             await _json(send, 400, _error(str(error), 400, param=getattr(error, "param", None)))
+            return
+        except CoreLost as error:
+            await _json(send, 500, _error(str(error), 500))
             return
         try:
             await self._respond(call, generation, receive, send)

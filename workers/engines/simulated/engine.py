@@ -15,6 +15,10 @@ class GenerationFailed(RuntimeError):
     """The engine gave up on this request (a fault that a test asked for)."""
 
 
+class CoreLost(RuntimeError):
+    """The engine's server lives on without its engine, as vLLM's does for some seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Emission:
     """One more token of one choice; `position` counts from 0."""
@@ -59,9 +63,19 @@ class SimulatedEngine:
         self._owners: dict[str, tuple[Generation, int]] = {}
         self._work = asyncio.Event()
         self._hung = False
+        self.is_lost = False
+
+    def lose_core(self) -> None:
+        """Fail what runs and what will come, as when vLLM's engine core is killed: nothing here works any more."""
+        self.is_lost = self._hung = True
+        for generation in {id(owner): owner for owner, _ in self._owners.values()}.values():
+            generation.queue.put_nowait(None)
+        self._owners.clear()
 
     def submit(self, generation: Generation) -> None:
-        """Queue all choices. Raises ValueError when one could never fit."""
+        """Queue all choices. Raises ValueError when one could never fit, and CoreLost."""
+        if self.is_lost:
+            raise CoreLost("the engine core died")
         for sequence in generation.sequences:
             self.scheduler.add(sequence)
         for choice, sequence in enumerate(generation.sequences):
