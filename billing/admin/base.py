@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -42,6 +42,26 @@ class ReadOnly(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Proposals among what was approved and withdrawn: `Version.state` as a filter."""
+
+    title, parameter_name = "state", "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        return [
+            ("proposed", "Proposed, not approved"),
+            ("approved", "Approved"),
+            ("withdrawn", "Withdrawn"),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: models.QuerySet[Any]) -> models.QuerySet[Any]:
+        if self.value() == "proposed":
+            return queryset.filter(approved_by="", withdrawn_by="")
+        if self.value() == "approved":
+            return queryset.exclude(approved_by="")
+        return queryset.exclude(withdrawn_by="") if self.value() == "withdrawn" else queryset
 
 
 class VersionAdmin(ModelAdmin):

@@ -13,7 +13,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminSplitDateTimeWidget
 
-from billing.admin.base import ReadOnlyInline, VersionAdmin, actor_of
+from billing.admin.base import ReadOnlyInline, StateFilter, VersionAdmin, actor_of
 from billing.models import ContractTerms, PriceList, PriceVersion
 from billing.services import supersede_price
 
@@ -82,7 +82,7 @@ class PriceVersionAdmin(VersionAdmin):
         "state",
         "approved_by",
     ]
-    list_filter = ["price_list", "service_class", "meter", "currency", "model"]
+    list_filter = [StateFilter, "price_list", "service_class", "meter", "currency", "model"]
     list_select_related = ["tenant", "price_list"]
     search_fields = ["model", "tenant__name", "price_list__name"]
     fields = [
@@ -120,7 +120,7 @@ class ContractTermsAdmin(VersionAdmin):
     list_display = [
         "tenant", "currency", "discount_ppm", "commitment", "minimum", "valid_from", "valid_to", "state", "approved_by",
     ]  # fmt: skip
-    list_filter = ["currency"]
+    list_filter = [StateFilter, "currency"]
     list_select_related = ["tenant"]
     search_fields = ["tenant__name"]
     fields = [

@@ -4,14 +4,14 @@ from django.contrib import admin
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
-from billing.admin.base import VersionAdmin
+from billing.admin.base import StateFilter, VersionAdmin
 from billing.models import BillingProfile, Issuer, TaxRate
 
 
 @admin.register(TaxRate)
 class TaxRateAdmin(VersionAdmin):
     list_display = ["country", "rate_ppm", "valid_from", "valid_to", "state", "approved_by"]
-    list_filter = ["country"]
+    list_filter = [StateFilter, "country"]
     fields = ["country", "rate_ppm", "valid_from", "valid_to"]
 
 

@@ -9,9 +9,10 @@ class ControlPlaneConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        """Register the system checks (`manage.py check`), what follows a sign-in or a save, operators' roles."""
-        from controlplane import announcements, checks, roles  # noqa: F401
+        """Register the system checks (`manage.py check`), what follows a sign-in or a save, operators' roles, names."""
+        from controlplane import announcements, checks, names, roles  # noqa: F401
         from controlplane.signin import checks as signin_checks  # noqa: F401
         from controlplane.signin import events  # noqa: F401
 
+        names.name_models()
         post_migrate.connect(roles.follow_migration)

@@ -51,7 +51,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "controlplane.static_files.StaticFiles",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -235,7 +235,10 @@ UNFOLD = {
     "SITE_SUBHEADER": "Open-weight models, metered",
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
+    "SITE_URL": None,  # there is no site but the console: its root leads back here
     "SIDEBAR": {"navigation": "controlplane.navigation.sidebar"},
+    "ACCOUNT": {"navigation": "controlplane.navigation.account_links"},
+    "DASHBOARD_CALLBACK": "controlplane.pages.home.dashboard",
     "STYLES": [lambda request: static("controlplane/console.css")],
     "SCRIPTS": [lambda request: static("controlplane/console.js")],
 }

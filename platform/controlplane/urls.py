@@ -6,7 +6,8 @@ from django.urls import include, path
 from controlplane import views
 from controlplane.capacity.api import CapacityRoute
 from controlplane.documents import DocsView, SchemaView
-from controlplane.pages import dead_letters, limits, refusals
+from controlplane.navigation import APPS_WITH_LISTS
+from controlplane.pages import dead_letters, engines, limits, refusals
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -14,7 +15,7 @@ urlpatterns = [
     path("admin/requests/", admin.site.admin_view(views.recent_requests), name="recent_requests"),
     path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
     path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),
-    path("admin/engines/", admin.site.admin_view(views.engines), name="engines"),
+    path("admin/engines/", admin.site.admin_view(engines.engines), name="engines"),
     path("admin/limits/", admin.site.admin_view(limits.tenants), name="limits"),
     path("admin/limits/tenant/<uuid:tenant_id>/", admin.site.admin_view(limits.tenant_limits), name="tenant_limits"),
     path("admin/limits/key/<uuid:key_id>/", admin.site.admin_view(limits.key_limits), name="key_limits"),
@@ -25,6 +26,9 @@ urlpatterns = [
         admin.site.admin_view(dead_letters.dead_letter),
         name="dead_letter",
     ),
+    *(
+        path(f"admin/{app}/", admin.site.admin_view(views.home)) for app in APPS_WITH_LISTS
+    ),  # the home page has them all
     path("admin/", include("controlplane.signin.urls")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("tenants.api.urls")),

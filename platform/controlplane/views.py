@@ -1,4 +1,4 @@
-"""The operator's pages in the admin: recent requests with their nine-step timeline, usage, running engines.
+"""The operator's pages in the admin: recent requests with their nine-step timeline, usage; and the error pages.
 
 Reads only. What ClickHouse cannot answer right now is said on the page, never an error page.
 """
@@ -6,10 +6,9 @@ Reads only. What ClickHouse cannot answer right now is said on the page, never a
 import datetime
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from uuid import UUID
 
-import orjson
 from django.contrib import admin
 from django.contrib.auth.decorators import permission_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -21,21 +20,15 @@ from django.utils.safestring import SafeString
 from django.views import csrf, defaults
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
-from redis import Redis
-from redis.exceptions import RedisError
 
 from billing import selectors as usage_reports
-from billing.clickhouse.shapes import RequestRow, TimelineStep
+from billing.clickhouse.shapes import RequestRow
 from contracts.errors import InvalidRequest
-from contracts.models import ModelCard
 from contracts.money import text_from_nano
-from contracts.names import MODELS, WORKERS_PATTERN, worker_id_of
 from contracts.text import shown
-from contracts.wire import decode
 from controlplane.database import AGAIN_SECONDS, is_away
-from controlplane.env import environment
+from controlplane.pages.timeline import HEADERS, read_timeline
 from stores.clickhouse import ClickHouseUnavailable
-from stores.redis_blocking import blocking_redis
 from tenants.models import Tenant
 
 PAGE_ROWS = 50
@@ -160,16 +153,11 @@ def request_timeline(request: HttpRequest, request_id: UUID) -> HttpResponse:
     row, problem = _answer(lambda: usage_reports.request_row(request_id=str(request_id)), empty=None)
     if row is None and problem is None:
         raise Http404
-    longest = max((step.duration_us or 0 for step in row.timeline), default=0) if row else 0
-    steps = [_timed(step, longest) for step in row.timeline] if row else []
-    context = {
-        "title": f"Request {request_id}",
-        "row": row,
-        "steps": steps,
-        "problem": problem,
-        "tenant": _tenant_names().get(row.tenant_id, row.tenant_id) if row else "",
-        "admitted": _moment(row.admitted_at_ms) if row else "",
-    }
+    context: dict[str, Any] = {"title": f"Request {request_id}", "problem": problem}
+    if row is not None:
+        timeline = read_timeline(row, may=request.user.has_perm)
+        rules = {"headers": HEADERS, "rows": timeline.rules} if timeline.rules else None
+        context |= {"facts": _facts(row), "steps": timeline.steps, "rules": rules}
     return _page(request, "request_timeline", context)
 
 
@@ -186,36 +174,13 @@ def usage(request: HttpRequest) -> HttpResponse:
     )
     headers = ["Tenant", "Requests", "Input tokens", "of them cached", "Output tokens", "Cost"]
     context = {
-        "title": f"Usage of the last {USAGE_DAYS} days",
+        "title": "Usage",
+        "days": USAGE_DAYS,
         "table": {"headers": headers, "rows": rows},
         "speed": speed,
         "problem": problem or speed_problem,
     }
     return _page(request, "usage", context)
-
-
-@permission_required("controlplane.open_engines", raise_exception=True)
-def engines(request: HttpRequest) -> HttpResponse:
-    """The exact configuration of every running pool and the workers' last heartbeats, as they wrote them."""
-    cards: list[ModelCard] = []
-    workers: list[dict[str, Any]] = []
-    problem = None
-    try:
-        client = blocking_redis(environment().redis)
-        models = cast("dict[bytes, bytes]", client.hgetall(MODELS))
-        cards = [decode(ModelCard, raw) for raw in models.values()]
-        workers = [_worker(client, key) for key in sorted(client.scan_iter(WORKERS_PATTERN, count=500))]
-    except RedisError:
-        problem = "Redis does not answer; what runs cannot be shown."
-    context = {"title": "Engines", "cards": cards, "workers": [w for w in workers if w], "problem": problem}
-    return _page(request, "engines", context)
-
-
-def _worker(client: Redis, key: bytes) -> dict[str, Any]:
-    raw = client.get(key)
-    if not isinstance(raw, bytes):
-        return {}
-    return {"id": worker_id_of(key.decode()), **orjson.loads(raw)}
 
 
 def _page(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
@@ -265,12 +230,23 @@ def _request_cells(row: RequestRow, names: dict[str, str]) -> list[str | SafeStr
     ]
 
 
-def _timed(step: TimelineStep, longest_us: int) -> dict[str, Any]:
-    detail = step.detail.replace("; ", "\n")  # one line for each rule's verdict
-    if step.duration_us is None:
-        return {"name": step.step, "time": "", "detail": detail, "percent": 0}
-    percent = round(100 * step.duration_us / longest_us) if longest_us else 0
-    return {"name": step.step, "time": f"{step.duration_us / 1000:,.2f} ms", "detail": detail, "percent": percent}
+def _facts(row: RequestRow) -> list[tuple[str, str]]:
+    facts = [
+        ("Tenant", _tenant_names().get(row.tenant_id, row.tenant_id)),
+        ("Model", row.model),
+        ("Route", f"POST /v1/{row.endpoint}{', streamed' if row.stream else ''}"),
+        ("Admitted", _moment(row.admitted_at_ms)),
+        ("Outcome", row.outcome),
+        ("Error", row.error_code),
+        ("Finish reason", row.finish_reason),
+        ("Worker", f"{row.worker_id}, attempt {row.attempt}" if row.worker_id else "none: it was never claimed"),
+        ("Prompt tokens", f"{row.prompt_tokens:,}, of them cached {row.cached_tokens:,}"),
+        ("Completion tokens", f"{row.completion_tokens:,}, delivered {row.delivered_tokens:,}"),
+        ("Cost", f"{row.cost_text} {row.currency}"),
+        ("Price card", row.price_card_id),
+        ("Evaluation log", row.log_key),
+    ]
+    return [(name, value) for name, value in facts if value]
 
 
 def _moment(at_ms: int) -> str:

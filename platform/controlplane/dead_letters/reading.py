@@ -58,6 +58,11 @@ def newest(client: Redis) -> list[DeadLetter]:
     return sorted(found, key=lambda letter: letter.at_ms, reverse=True)
 
 
+def count(client: Redis) -> int:
+    """How many there are in all pools. Raises redis.exceptions.RedisError."""
+    return sum(int(client.xlen(PoolKeys(pool).dead)) for pool in _pools(client))
+
+
 def find(client: Redis, *, pool: str, entry_id: str) -> DeadLetter | None:
     """One of them. None for an entry that is not there, or that this release cannot read."""
     entries = cast("list[Any]", client.xrange(PoolKeys(pool).dead, entry_id, entry_id, count=1))

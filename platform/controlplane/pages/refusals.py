@@ -37,7 +37,7 @@ def refusals(request: HttpRequest) -> HttpResponse:
     asked = request.GET.get("request", "").strip()[:200]
     tenant = request.GET.get("tenant", "")[:36]
     names = {str(key): name for key, name in Tenant.objects.order_by("name").values_list("id", "name")}
-    context: dict[str, Any] = {"title": "Why was this refused?", "asked": asked, "tenants": names.items()}
+    context: dict[str, Any] = {"title": "Why refused?", "asked": asked, "tenants": names.items()}
     try:
         context |= _one(asked, names) if asked else _newest(tenant if tenant in names else "", names)
     except (RedisError, OSError, TimeoutError):

@@ -6,6 +6,15 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 _OURS = ("account_", "mfa_")
+_TITLES = {
+    "mfa_index": "My second factor",
+    "mfa_activate_totp": "Add an authenticator app",
+    "mfa_deactivate_totp": "Remove the authenticator app",
+    "mfa_list_webauthn": "Security keys",
+    "mfa_add_webauthn": "Add a security key",
+    "mfa_view_recovery_codes": "Recovery codes",
+    "mfa_generate_recovery_codes": "New recovery codes",
+}
 
 
 def console(request: HttpRequest) -> dict[str, Any]:
@@ -13,4 +22,4 @@ def console(request: HttpRequest) -> dict[str, Any]:
     match = request.resolver_match
     if match is None or not (match.url_name or "").startswith(_OURS):
         return {}
-    return {**admin.site.each_context(request), "title": "Sign-in and second factor"}
+    return {**admin.site.each_context(request), "title": _TITLES.get(match.url_name or "", "Sign-in and second factor")}

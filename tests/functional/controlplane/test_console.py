@@ -50,7 +50,7 @@ class TestOperatorPages:
         wired.hset("w:models", "toy-1", encode(CARD))
         wired.set("w:workers:worker-7", b'{"pool": "toy", "state": "ready", "running": 3}')
         page = operator.get("/admin/engines/").content.decode()
-        for told in ("toy-1", "vllm 0.32.0", "ab" * 32, "bfloat16 / fp8", "worker-7", "ready"):
+        for told in ("toy-1", "vllm 0.32.0", "ab" * 32, "bfloat16 / fp8", "worker-7", "Ready"):
             assert told in page
 
     def test_say_that_nothing_runs(self, operator: Client) -> None:
