@@ -4,13 +4,16 @@ Used by the ClickHouse adapters only. Invariant: no number of a bill passes thro
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import orjson
+
 RESULT_FORMAT = "JSONCompactEachRowWithNamesAndTypes"
 INSERT_FORMAT = "JSONCompactEachRow"
+_INSERT_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 
 _ESCAPES = str.maketrans(
     {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\b": "\\b", "\f": "\\f", "'": "\\'"}
@@ -29,8 +32,9 @@ def parameter_text(value: object) -> str:
 
 
 def rows_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as JSONCompactEachRow."""
-    return "\n".join(json.dumps([_insertable(value) for value in row], ensure_ascii=False) for row in rows)
+    """Rows as JSONCompactEachRow. Raises TypeError for a value that the port does not carry."""
+    # orjson: a third of a batch's time went into this text with json.
+    return b"\n".join(orjson.dumps(row, default=_insertable, option=_INSERT_OPTIONS) for row in rows).decode()
 
 
 def read_result(data: bytes) -> list[dict[str, Any]]:
@@ -53,12 +57,8 @@ def _insertable(value: Any) -> Any:
     if isinstance(value, Decimal):
         return f"{value:f}"
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_insertable(item) for item in value]
-    return value
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+    raise TypeError(f"a row carries no {type(value).__name__}")
 
 
 def _bare(kind: str) -> str:

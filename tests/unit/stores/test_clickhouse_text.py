@@ -33,8 +33,12 @@ class TestRowsText:
     def test_quotes_decimals_and_turns_times_to_utc(self) -> None:
         at = datetime(2026, 1, 1, 5, 45, 0, 1_000, tzinfo=timezone(timedelta(hours=5, minutes=45)))
         assert rows_text([(Decimal("1E-9"), at, {3: 4}, ("x",), True)]) == (
-            '["0.000000001", "2026-01-01 00:00:00.001000", {"3": 4}, ["x"], true]'
+            '["0.000000001","2026-01-01 00:00:00.001000",{"3":4},["x"],true]'
         )
+
+    def test_refuses_what_it_has_no_text_for(self) -> None:
+        with pytest.raises(TypeError):
+            rows_text([(object(),)])
 
     def test_puts_each_row_on_a_line(self) -> None:
         assert rows_text([("a\nb",), ("c",)]) == '["a\\nb"]\n["c"]'
