@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,11 @@ class Answer:
     def gaps(self) -> list[float]:
         """Times between neighbouring events with text."""
         return [after - before for before, after in itertools.pairwise(self.token_times)]
+
+    @property
+    def gap_per_token(self) -> float:
+        """Mean time between tokens, also where an event brings several; 0 for an answer of one token."""
+        return (self.token_times[-1] - self.token_times[0]) / max(self.completion_tokens - 1, 1)
 
     @property
     def completion_tokens(self) -> int:
@@ -197,14 +202,13 @@ async def get_text(target: Target, path: str, *, deadline: float = 10.0) -> byte
 
 async def stream_chat(connection: Connection, *, prompt: str, max_tokens: int, deadline: float) -> Answer:
     """One streamed chat at temperature 0, timed. A failure is told in the answer, not raised."""
-    body = {
-        "model": connection.target.model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0}
+    return await stream_body(connection, body=body, deadline=deadline)
+
+
+async def stream_body(connection: Connection, *, body: Mapping[str, Any], deadline: float) -> Answer:
+    """One streamed chat with the given fields, timed. A failure is told in the answer, not raised."""
+    body = {"model": connection.target.model, **body, "stream": True, "stream_options": {"include_usage": True}}
     request = connection.target.request(
         method="POST", path="/v1/chat/completions", body=json.dumps(body, ensure_ascii=False).encode()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from infra.bench import admission, fairness, gateway, metering, overhead, queue,
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
-from infra.bench.load import get_json
+from infra.bench.load import Refused, get_json
 from infra.bench.output import Measure
+from infra.bench.real import batching, speculative
+from infra.bench.real.engine import EngineAway
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
 from infra.bench.stream_stage import inline_platform, redis_of, stage
@@ -285,6 +287,40 @@ async def run_soak(_: None, options: Options, start: Start) -> Finished:
     return Finished(measures=soak.measures(found), record=record, wrong="; ".join(found.failures()))
 
 
+async def run_speculative(_: None, options: Options, start: Start) -> Finished:
+    """Bench `speculative` on engines of its own. Raises BenchFailed."""
+    chosen = {"requests": options.requests, "max_tokens": options.max_tokens}
+    return await _on_real_engines(speculative, _given(speculative.Plan(), chosen), start)
+
+
+async def run_batching(_: None, options: Options, start: Start) -> Finished:
+    """Bench `batching` on an engine of its own. Raises BenchFailed."""
+    chosen = {"requests": options.requests, "places": options.concurrency, "long": options.max_tokens}
+    return await _on_real_engines(batching, _given(batching.Plan(), chosen), start)
+
+
+def _given(plan: Any, chosen: Mapping[str, int | None]) -> Any:
+    return replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+
+
+async def _on_real_engines(bench: Any, plan: Any, start: Start) -> Finished:
+    """A bench of infra.bench.real: run, measures, record. Raises BenchFailed."""
+    machine = machine_rows()
+    try:
+        found = await bench.run(plan=plan, advance=start(plan.steps))
+    except* (EngineAway, Refused) as failures:
+        raise BenchFailed("; ".join(map(str, _leaves(failures)))) from failures
+    return Finished(measures=bench.measures(found), record={"machine": machine, **bench.record(found)})
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for one in group.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from _leaves(one)
+        else:
+            yield one
+
+
 BENCHES = {
     bench.name: bench
     for bench in (
@@ -332,6 +368,18 @@ BENCHES = {
             name=routing.NAME,
             about="which engine takes a request: the queue against seven policies, in a simulation; --trace FILE",
             run=run_routing,
+            platform=False,
+        ),
+        Bench(
+            name=speculative.NAME,
+            about="tokens guessed ahead on real vLLM: where it wins, where it loses, what is accepted",
+            run=run_speculative,
+            platform=False,
+        ),
+        Bench(
+            name=batching.NAME,
+            about="continuous against static batching on real vLLM, by lengths of answers",
+            run=run_batching,
             platform=False,
         ),
         Bench(

@@ -1,0 +1,1 @@
+"""Benches that ask a real engine what its own ways of working give."""
