@@ -1,5 +1,7 @@
 """Forms of the admin: what a person types, turned into what services take."""
 
+from __future__ import annotations
+
 from decimal import Decimal
 from typing import Any
 
@@ -10,8 +12,45 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminSplitDateTimeWidg
 from contracts.money import nano_from_decimal, text_from_nano
 from contracts.tenancy import Metric, Scope
 from tenants.limits.policy import is_money
-from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting
+from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting, Plan, Project, TenantState
 from tenants.services import check_cap
+
+
+def projects_by_tenant(*, required: bool = True) -> forms.ModelChoiceField[Project]:
+    """Projects that may get something, as `tenant / project`, in one query."""
+    live = Project.objects.filter(deleted_at=None).exclude(tenant__state=TenantState.CLOSED)
+    return _OfTenant(queryset=live.select_related("tenant").order_by("tenant__name", "name"), required=required)
+
+
+def keys_by_tenant() -> forms.ModelChoiceField[ApiKey]:
+    """Keys that open something, as `tenant / key`, in one query."""
+    live = ApiKey.objects.filter(revoked_at=None, expired_at=None).exclude(tenant__state=TenantState.CLOSED)
+    return _OfTenant(queryset=live.select_related("tenant").order_by("tenant__name", "name"), required=False)
+
+
+class _OfTenant(forms.ModelChoiceField):  # type: ignore[type-arg] # not generic when it runs
+    """Two tenants have a project `default`: the tenant's name comes first."""
+
+    widget = UnfoldAdminSelectWidget
+
+    def label_from_instance(self, obj: Any) -> str:
+        return f"{obj.tenant.name} / {obj}"
+
+
+class PlanForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
+    """A plan's fields in words, with their units."""
+
+    class Meta:
+        model = Plan
+        fields = [
+            "name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list",
+        ]  # fmt: skip
+        labels = {
+            "weight_milli": "Weight, in thousandths",
+            "queued_max": "Requests waiting at once",
+            "max_tokens_default": "Output tokens by default",
+            "max_tokens_cap": "Output tokens at most",
+        }
 
 
 class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
@@ -23,7 +62,7 @@ class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when i
         max_digits=18,
         decimal_places=9,
         widget=UnfoldAdminTextInputWidget,
-        help_text="Requests, tokens, or money in units of the currency (12.50). 0 blocks; no row = unlimited.",
+        help_text="Whole requests or tokens; money in the tenant's currency (12.50). 0 blocks; no row = no limit.",
     )
 
     class Meta:
@@ -34,6 +73,9 @@ class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when i
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         row = self.instance
+        if row.tenant is not None:
+            money = f"money in {row.tenant.currency} (12.50)"
+            self.fields["cap"].help_text = f"Whole requests or tokens; {money}. 0 blocks; no row = no limit."
         if row.metric and not row._state.adding and is_money(Metric(row.metric)):  # noqa: SLF001 - Django's own API
             self.initial["cap"] = Decimal(text_from_nano(row.cap))  # 100, not 1E+2
 

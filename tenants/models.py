@@ -311,8 +311,15 @@ class LimitSetting(Dated):
         ]
 
     def __str__(self) -> str:
-        cap = text_from_nano(self.cap) if self.metric.startswith("spend_") else f"{self.cap:,}"
-        return f"{self.get_metric_display()} of the {self.scope}: {cap}"
+        return f"{self.get_metric_display()} of the {self.scope}: {self.cap_text}"
+
+    @property
+    def cap_text(self) -> str:
+        """The cap with its unit. Money is in the tenant's currency; the tenants of a plan each have their own."""
+        if self.metric.startswith("spend_"):
+            whose = self.tenant.currency if self.tenant is not None else "in each tenant's currency"
+            return f"{text_from_nano(self.cap)} {whose}"
+        return f"{self.cap:,} {'requests' if 'requests' in self.metric else 'tokens'}"
 
 
 class IdempotentWrite(models.Model):
