@@ -23,7 +23,7 @@ from workers.frames import FrameBuilder
 from workers.latency import LatencyTrack
 from workers.ports import TELL_PAUSES, Ports
 from workers.publish import Lane
-from workers.verdict import GivenBack, Verdict
+from workers.verdict import LOST, GivenBack, Verdict
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +52,7 @@ class Closing:
         kept = False
         try:
             await self._ports.attempts.append(record, fence=self._claim.fence)
-            if not await self._end(record):
-                raise GivenBack("its fence is another worker's")
+            record, verdict = await self._end(record, verdict)
             await self._settle(record, verdict)
             kept = True
         finally:
@@ -105,6 +104,7 @@ class Closing:
             end_user_hash=ticket.end_user_hash,
             log_key=log_key,
             budget_cut=ticket.budget_cut,
+            error_param=verdict.param,
         )
 
     def _billed(self, verdict: Verdict) -> TokenCounts:
@@ -116,11 +116,14 @@ class Closing:
         completion = min(self._counts.completion, self._lane.logged_tokens)
         return replace(self._counts, completion=completion, reasoning=min(self._counts.reasoning, completion))
 
-    async def _end(self, record: UsageRecord) -> bool:
-        """False: stale fence. Raises GivenBack when the queue never answered: the reaper ends it from the log."""
+    async def _end(self, record: UsageRecord, verdict: Verdict) -> tuple[UsageRecord, Verdict]:
+        """The end that the queue took: a whole answer is lost where its log is not whole.
+
+        Raises GivenBack for a stale fence, and when the queue never answered: the reaper ends it from the log.
+        """
         for pause in TELL_PAUSES:
             try:
-                return await self._ports.queue.end(
+                ended = await self._ports.queue.end(
                     worker_id=self._ports.worker_id,
                     request_id=record.request_id,
                     fence=self._claim.fence,
@@ -133,13 +136,19 @@ class Closing:
                     timings=record.timings,
                     verdicts=self._verdicts(),
                     log_key=record.log_key,
+                    error_param=record.error_param,
                 )
             except LogGapError:
                 log.exception("log_gap", request_id=record.request_id)
-                record = replace(record, outcome=Outcome.FAILED.value, finish_reason="", error_code="worker_lost")
+                verdict = LOST
+                record = replace(record, outcome=LOST.outcome.value, finish_reason="", error_code=LOST.error_code)
             except RedisError as error:
                 log.warning("queue_failed", what="end", error=type(error).__name__)
                 await asyncio.sleep(pause)
+            else:
+                if not ended:
+                    raise GivenBack("its fence is another worker's")
+                return record, verdict
         raise GivenBack("the queue did not take its end")
 
     async def _settle(self, record: UsageRecord, verdict: Verdict) -> None:
@@ -163,6 +172,5 @@ def _final(record: UsageRecord, verdict: Verdict, *, cost_nano: int) -> Final:
     return replace(
         final,
         error_message=verdict.message or final.error_message,
-        error_param=verdict.param,
         status=verdict.status or final.status,
     )

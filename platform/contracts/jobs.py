@@ -118,3 +118,4 @@ class UsageRecord:
     end_user_hash: str
     log_key: str = ""
     budget_cut: bool = False  # less output was held than asked for, because no more was affordable
+    error_param: str = ""  # the field of the request that the engine refused, where one is known

@@ -289,6 +289,7 @@ def final_of(record: UsageRecord, *, cost_nano: int) -> Final:
         attempt=record.attempt,
         timings=record.timings,
         verdicts=record.verdicts,
+        error_param=record.error_param,
         budget_cut=record.budget_cut,
     )
 
@@ -326,6 +327,7 @@ def usage_from_stream(fields: Mapping[bytes, bytes]) -> UsageRecord:
         end_user_hash=ticket.end_user_hash,
         log_key=_text(fields.get(b"log_key", b"")),
         budget_cut=ticket.budget_cut,
+        error_param=_text(fields.get(b"param", b"")),
     )
 
 

@@ -183,6 +183,7 @@ class FairQueue:
         timings: Timings,
         verdicts: Sequence[str] = (),
         log_key: str = "",
+        error_param: str = "",
     ) -> bool:
         """End a request: usage record on the stream, unsettled list, charge reconciled. False: the fence is stale.
 
@@ -206,6 +207,7 @@ class FairQueue:
             encode(timings),
             pack_verdicts(verdicts),
             log_key,
+            error_param,
         )
         if reply == b"gap":
             raise LogGapError(f"request {request_id} ended at frame {last_seq}, but its log does not")

@@ -39,7 +39,12 @@ def told(record: UsageRecord, *, cost_nano: int) -> Final:
     """The final frame of a request whose worker died before it could send it; a refusal stays the client's to mend."""
     final = final_of(record, cost_nano=cost_nano)
     known = _OF_CODE.get(record.error_code) if final.outcome is Outcome.FAILED else None
-    return final if known is None else replace(final, status=known[0], error_message=known[1])
+    if known is None:
+        return final
+    status, message = known
+    if record.error_code == "invalid_value" and record.error_param:
+        message = f"The engine does not take this value of `{record.error_param}`."
+    return replace(final, status=status, error_message=message)
 
 
 @dataclass(slots=True)

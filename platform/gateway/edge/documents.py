@@ -5,6 +5,7 @@ from typing import Any
 from contracts.jobs import Ticket
 from fairqueue.messages import Final
 from gateway.stream import assemble
+from gateway.surface.errors import error_object, failure_of
 
 
 def request_document(ticket: Ticket, *, status: str) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def request_document(ticket: Ticket, *, status: str) -> dict[str, Any]:
 
 
 def ending_fields(final: Final) -> dict[str, Any]:
-    """What its end adds: counts and cost, where the time went, what guardrails and the budget did."""
+    """What its end adds: counts and cost, where the time went, what guardrails and the budget did, why it failed."""
     extension = assemble.extension(final)
     fields = {
         "usage": assemble.usage(final),
@@ -33,4 +34,7 @@ def ending_fields(final: Final) -> dict[str, Any]:
         "timings": extension["timings"],
         "verdicts": extension["verdicts"],
     }
+    failure = failure_of(final)
+    if failure is not None:
+        fields["error"] = error_object(failure)["error"]
     return fields | {name: extension[name] for name in ("stopped_by",) if name in extension}

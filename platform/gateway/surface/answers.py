@@ -54,8 +54,8 @@ _MESSAGE = _open(
 _REFUSAL = _open({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT})
 _BRIEF: dict[str, Schema] = {"id": _TEXT, "object": _is("model"), "created": _COUNT, "owned_by": _TEXT}
 _ENDED = {"usage": _named("Usage"), "weir": _named("Extension")}
-_LATER = ("position", "wait_ms", "events", "finish_reason", "timings", "verdicts", "stopped_by", "timeline")
-_BACKGROUND = ("background", "response", "error", "kept_until")  # of background requests, while they are kept
+_LATER = ("position", "wait_ms", "events", "finish_reason", "timings", "verdicts", "stopped_by", "error", "timeline")
+_BACKGROUND = ("background", "response", "kept_until")  # of background requests, while they are kept
 
 _EXTENSION: dict[str, Schema] = {
     "request_id": _TEXT,

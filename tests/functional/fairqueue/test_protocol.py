@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import DeadlinePassed, QueueFull
+from contracts.jobs import Timings
 from contracts.outcomes import JobState, Outcome
 from contracts.tokens import TokenCounts
 from fairqueue.messages import (
@@ -229,6 +230,19 @@ class TestEnd:
         await pool.queue.hand_back(worker_id="worker", request_id="r1", fence=claim.fence)
         assert await pool.end(claim) is False
         assert await pool.usage() == []
+
+    async def test_names_the_field_that_the_engine_refused(self, pool) -> None:
+        await pool.enqueue("r1")
+        claim = await pool.claim()
+        end = {
+            "worker_id": "worker", "request_id": "r1", "fence": claim.fence, "last_seq": 0, "outcome": Outcome.FAILED,
+            "finish_reason": "", "error_code": "invalid_value", "counts": TokenCounts(), "delivered_tokens": 0,
+            "timings": Timings(), "error_param": "seed",
+        }  # fmt: skip
+        assert await pool.queue.end(**end) is True
+        [record] = await pool.usage()
+        assert record == (await pool.queue.unsettled(older_than_ms=0, limit=9))[0]
+        assert (record.error_param, final_of(record, cost_nano=0).error_param) == ("seed", "seed")
 
     async def test_that_is_ok_must_name_the_logs_last_frame(self, pool) -> None:
         await pool.enqueue("r1")

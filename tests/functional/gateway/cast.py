@@ -17,9 +17,10 @@ from contracts.money import PriceCard
 from contracts.outcomes import Outcome
 from contracts.tenancy import PolicyRef, TenantContext
 from contracts.tokens import TokenCounts
-from fairqueue.messages import Abort, StepEntry, final_of, pack_ids
+from fairqueue.messages import Abort, StepEntry, pack_ids
 from fairqueue.queue import FairQueue
 from gateway.services import Epochs, ServedModel, UsageQuery
+from gateway.settlement import told
 from safety.policy import CompiledPolicy
 from stores.system import SystemClock, mint_nonce
 from tenants.auth.keys import digest, mint
@@ -200,6 +201,7 @@ class HandWorker:
             worker_id=WORKER, request_id=ticket.request_id, fence=claim.fence, last_seq=last_seq, outcome=outcome,
             finish_reason=finish, error_code=error, counts=counts, delivered_tokens=last_seq,
             timings=Timings(edge_us=ticket.edge_us, queue_us=claim.queue_us, ttft_us=1_000, total_us=2_000),
+            error_param=refused,
         )  # fmt: skip
         self.holding.remove(ticket.request_id)
         records = await self.queue.unsettled(older_than_ms=0, limit=100)
@@ -211,10 +213,7 @@ class HandWorker:
                 project_id=ticket.project_id, api_key_id=ticket.api_key_id, admitted_at_ms=ticket.admitted_at_ms
             ),
         )  # fmt: skip
-        final = final_of(record, cost_nano=settled.cost_nano)
-        if refused:
-            final = replace(final, status=400, error_message=f"{refused}: is out of range", error_param=refused)
-        await self.queue.ack(request_id=ticket.request_id, final=final)
+        await self.queue.ack(request_id=ticket.request_id, final=told(record, cost_nano=settled.cost_nano))
 
     async def refuse(self) -> Claim:
         """One request whose `seed` the engine does not take."""

@@ -145,7 +145,13 @@ class TestHead:
         answer, error = client.result(), client.result().json()["error"]
         assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
         assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_value", "seed")
-        assert answer.headers["x-request-id"] == claim.ticket.request_id
+        request_id = claim.ticket.request_id
+        assert answer.headers["x-request-id"] == request_id
+        found = (await gateway.http.get(f"/v1/requests/{request_id}", headers=gateway.auth())).json()
+        assert found["error"] == error
+        resumed = await gateway.http.get(f"/v1/requests/{request_id}/events", headers=gateway.auth())
+        [frame] = [line for line in resumed.content.splitlines() if line.startswith(b"data: ")]
+        assert orjson.loads(frame.removeprefix(b"data: "))["error"] == error
 
     async def test_the_sdk_raises_by_the_status(self, gateway: Gateway) -> None:
         async with asyncio.TaskGroup() as tasks:

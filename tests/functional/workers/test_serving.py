@@ -13,6 +13,7 @@ from contracts.models import ModelCard
 from contracts.outcomes import Outcome
 from contracts.wire import decode
 from fairqueue.messages import usage_from_stream
+from fairqueue.queue import FairQueue
 from safety.published import PolicyStore
 from tests.functional.workers.cast import BAN_PUMPKIN, BAN_REF, MODEL, PRICE, chat, ticket
 from workers.attempts import read_attempts
@@ -103,6 +104,23 @@ class TestOneRequest:
         assert final.error_message == "The prompt and `max_tokens` do not fit into the model's context together."
         assert final.cost_nano == 0
         assert final.counts.total == 0
+
+    async def test_tells_its_client_as_the_record_does_when_the_log_lost_a_frame(self, pool, start, monkeypatch):
+        end = FairQueue.end
+
+        async def after_a_failover(queue: FairQueue, **said: Any) -> bool:
+            monkeypatch.setattr(FairQueue, "end", end)
+            await pool.redis.hincrby(f"{queue.keys.prefix}job:{said['request_id']}", "last_seq", -1)
+            return await end(queue, **said)
+
+        monkeypatch.setattr(FairQueue, "end", after_a_failover)
+        asked = await pool.submit(ticket(chat("say: lost")))
+        async with start():
+            final = await pool.final(asked.request_id)
+        [fields] = await pool.usage()
+        assert (fields[b"outcome"], fields[b"error"]) == (b"failed", b"worker_lost")
+        assert (final.outcome, final.error_code, final.status) == (Outcome.FAILED, "worker_lost", 502)
+        assert final.finish_reason == ""
 
     async def test_does_not_generate_on_a_voided_hold(self, pool, start):
         asked = await pool.submit(ticket(chat("say: never")))

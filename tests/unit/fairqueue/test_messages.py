@@ -66,6 +66,11 @@ class TestUsageFromStream:
         record = usage_from_stream(FIELDS | {b"ticket": encode(replace(TICKET, budget_cut=cut))})
         assert final_of(record, cost_nano=0).budget_cut is cut
 
+    @pytest.mark.parametrize(("said", "param"), [({b"param": b"seed"}, "seed"), ({b"param": b""}, ""), ({}, "")])
+    def test_names_the_field_that_the_engine_refused(self, said: dict[bytes, bytes], param: str) -> None:
+        record = usage_from_stream(FIELDS | said)  # a release before this one writes none
+        assert (record.error_param, final_of(record, cost_nano=0).error_param) == (param, param)
+
 
 class TestFinalOf:
     @pytest.mark.parametrize(

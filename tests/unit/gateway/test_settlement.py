@@ -24,9 +24,11 @@ _REFUSED = [
 class TestTold:
     @pytest.mark.parametrize("said", [*_REFUSED, verdict.NO_POLICY])
     def test_is_the_status_and_code_that_the_worker_would_have_told(self, said: Verdict) -> None:
-        record = make_record(outcome=said.outcome.value, error_code=said.error_code, finish_reason="")
+        record = make_record(
+            outcome=said.outcome.value, error_code=said.error_code, error_param=said.param, finish_reason=""
+        )
         final = told(record, cost_nano=0)
-        assert (final.status, final.error_code) == (said.status, said.error_code)
+        assert (final.status, final.error_code, final.error_param) == (said.status, said.error_code, said.param)
         assert "worker" not in final.error_message
 
     @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ end
 
 -- The fields of a usage record, from the job. The stream and the sweep of unsettled requests say the same.
 local USAGE = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'outcome', 'finish', 'error', 'attempt',
-  'worker', 'billed_at_ms', 'queue_us', 'timings', 'verdicts', 'log_key'}
+  'worker', 'billed_at_ms', 'queue_us', 'timings', 'verdicts', 'log_key', 'param'}
 
 local function usage_fields(rid)
   local head = redis.call('HGET', job_key(rid), 'head')
@@ -224,7 +224,8 @@ local function usage_fields(rid)
   return flat
 end
 
-local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timings', 'verdicts', 'log_key', 'spent'}
+local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timings', 'verdicts', 'log_key', 'spent',
+  'param'}
 
 -- Every end passes here: state, charge, usage record, unsettled list. `said` is what its worker tells of the end;
 -- without a worker, the counts on the request are what is billed.
@@ -234,7 +235,8 @@ local function close(rid, now_us, outcome, finish, err, said)
     queue_us, since_us, head, attempt, class, need, weight, ids_seq = unpack(redis.call('HMGET', job, 'state', 'tenant', 'worker', 'spent', 'paid',
     'bytes', 'blk', 'cancel', 'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'queue_us', 'since_us', 'head',
     'attempt', 'class', 'need', 'weight', 'ids_seq'))
-  local known = {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent)}
+  local known = {int(prompt), int(cached), int(completion), int(reasoning), int(delivered), '', '', '', int(spent),
+    ''}
   local s, waited, lane, load = said or known, int(queue_us), lane_of(class), load_of(tenant)
   if state == 'queued' then
     part(rid, lane, tenant)
@@ -262,7 +264,7 @@ local function close(rid, now_us, outcome, finish, err, said)
   redis.call('XADD', usage, '*', 'ticket', head, 'prompt', s[1], 'cached', s[2], 'completion', s[3], 'reasoning', s[4],
     'delivered', s[5], 'outcome', outcome, 'finish', finish, 'error', err, 'attempt', attempt or 0,
     'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
-    'log_key', s[8])
+    'log_key', s[8], 'param', s[10])
   redis.call('ZADD', unsettled, now_ms, rid)
   if ids_seq then redis.call('DEL', prefix .. 'ids:' .. rid) end
   if state == 'queued' or load[lane.runs] == 0 then
