@@ -20,7 +20,7 @@ from stores.redis import open_redis
 from stores.system import SystemClock
 from workers.config import WorkerSettings
 from workers.drain import stop_on_signals
-from workers.engines.base import FULL, EngineChunk, EngineFacts, EngineRequest, EngineStats
+from workers.engines.base import FULL, EngineChunk, EngineFacts, EngineRequest, EngineStats, Health
 from workers.engines.child import RemoteEngine
 from workers.engines.settings import EngineSettings
 from workers.wiring import build_worker
@@ -101,8 +101,8 @@ class InlineEngine:
             )
             yield EngineChunk(body=body, counts=TokenCounts(prompt=PROMPT_TOKENS, completion=number))
 
-    async def health(self) -> bool:
-        return True
+    async def health(self) -> Health:
+        return Health.WELL
 
     async def facts(self) -> EngineFacts:
         return EngineFacts(

@@ -17,7 +17,7 @@ from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
 from infra.bench.load import Refused, get_json
 from infra.bench.output import Measure
-from infra.bench.real import batching, speculative
+from infra.bench.real import batching, paging, speculative, tensor
 from infra.bench.real.engine import EngineAway
 from infra.bench.record import machine_rows, model_rows
 from infra.bench.store import private_valkey
@@ -299,6 +299,17 @@ async def run_batching(_: None, options: Options, start: Start) -> Finished:
     return await _on_real_engines(batching, _given(batching.Plan(), chosen), start)
 
 
+async def run_paging(_: None, options: Options, start: Start) -> Finished:
+    """Bench `paging` on an engine of its own. Raises BenchFailed."""
+    chosen = {"requests": options.requests, "max_tokens": options.max_tokens}
+    return await _on_real_engines(paging, _given(paging.Plan(), chosen), start)
+
+
+async def run_tp(_: None, options: Options, start: Start) -> Finished:
+    """Bench `tp` on engines of its own. Raises BenchFailed."""
+    return await _on_real_engines(tensor, _given(tensor.Plan(), {"max_tokens": options.max_tokens}), start)
+
+
 def _given(plan: Any, chosen: Mapping[str, int | None]) -> Any:
     return replace(plan, **{name: value for name, value in chosen.items() if value is not None})
 
@@ -380,6 +391,18 @@ BENCHES = {
             name=batching.NAME,
             about="continuous against static batching on real vLLM, by lengths of answers",
             run=run_batching,
+            platform=False,
+        ),
+        Bench(
+            name=paging.NAME,
+            about="room of the KV cache on real vLLM: pages against contiguous allocation, and what requests share",
+            run=run_paging,
+            platform=False,
+        ),
+        Bench(
+            name=tensor.NAME,
+            about="one model over three processes of real vLLM: computing against talking, answers against one's",
+            run=run_tp,
             platform=False,
         ),
         Bench(

@@ -6,8 +6,10 @@ import pytest
 
 from infra.bench.load import Answer
 from infra.bench.output import Measure
-from infra.bench.real import batching, speculative
+from infra.bench.real import batching, paging, speculative, tensor
 from infra.bench.real.batching import CONTINUOUS, STATIC
+from infra.bench.real.engine import EngineAway
+from infra.bench.real.paging import Look
 from infra.bench.real.speculative import DRAFT, NGRAM, ORDINARY, Guesses
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total drafts
@@ -125,3 +127,70 @@ class TestBatching:
 
         assert frozenset({1, 2}) in await serve(batching._in_places)
         assert frozenset({1, 2}) not in await serve(batching._in_groups)
+
+
+class TestPaging:
+    LINE = (
+        '[{"prompt": 150, "tokens": 160, "pages": [[1, 2], [2, 1]]},'
+        ' {"prompt": 130, "tokens": 140, "pages": [[1, 2], [3, 1]]}]'
+    )
+
+    def test_counts_a_shared_block_once(self) -> None:
+        look = Look.read(self.LINE, max_tokens=50)
+        assert (look.tokens, look.blocks, look.references, look.requests, look.asked) == (300, 3, 4, 2, 380)
+        assert look.used(128) == pytest.approx((300 - 128) / (3 * 128))
+
+    def test_is_never_over_one_where_all_blocks_are_full(self) -> None:
+        look = Look.read('[{"prompt": 256, "tokens": 256, "pages": [[1, 1], [2, 1]]}]', max_tokens=0)
+        assert look.used(128) == 1
+
+    def test_keeps_the_moments_at_which_most_requests_ran(self) -> None:
+        two = Look.read(self.LINE, max_tokens=50)
+        one = Look.read('[{"prompt": 9, "tokens": 9, "pages": [[1, 1]]}]', max_tokens=50)
+        none = Look.read('[{"prompt": 9, "tokens": 9, "pages": []}]', max_tokens=50)
+        assert paging.fullest([one, two, none]) == [two]
+        with pytest.raises(EngineAway, match="no pages"):
+            paging.fullest([none])
+
+    def test_compares_with_room_made_beforehand(self) -> None:
+        found = paging.Found(
+            plan=paging.Plan(max_model_len=1_000), engine=[], block=128, blocks=30,
+            looks={"shared": [Look.read(self.LINE, max_tokens=50)]},
+        )  # fmt: skip
+        lines = paging.measures(found)
+        context = value_of(lines, "room_used", workload="shared", against=paging.CONTEXT)
+        assert context.peer_value == pytest.approx(300 / 2_000)
+        asked = value_of(lines, "room_used", workload="shared", against=paging.ASKED)
+        assert asked.peer_value == pytest.approx(300 / 380)
+        assert value_of(lines, "blocks_shared", workload="shared").value == pytest.approx(1 / 4)
+        assert value_of(lines, "occupancy", workload="shared").value == pytest.approx(0.1)
+
+
+class TestTensorParallelism:
+    def test_takes_the_steps_in_which_each_answer_got_one_token(self) -> None:
+        prefill = '{"seconds": 9.0, "collectives": 1.0, "calls": 61, "tokens": 40}'
+        decode = '{"seconds": 0.5, "collectives": 0.2, "calls": 61, "tokens": 4}'
+        assert [step.seconds for step in tensor.decode_steps([prefill, decode], batch=4)] == [0.5]
+
+    @pytest.mark.parametrize("lines", [[], ['{"seconds": 0.5, "collectives": 0.0, "calls": 0, "tokens": 1}']])
+    def test_fails_where_no_collective_was_timed(self, lines: list[str]) -> None:
+        with pytest.raises(EngineAway, match="no collective"):
+            tensor.decode_steps(lines, batch=1)
+
+    def test_parts_a_step_and_tells_answers_apart(self) -> None:
+        found = tensor.Found(
+            plan=tensor.Plan(),
+            answers={
+                1: {2: [answer(tokens=3, seconds=0.7, text="one"), answer(tokens=3, seconds=0.7, text="two")]},
+                3: {2: [answer(tokens=3, seconds=1.5, text="one"), answer(tokens=3, seconds=1.5, text="twain")]},
+            },
+            steps={2: [tensor.Step(seconds=0.4, collectives=0.3, calls=61, tokens=2)]},
+        )
+        lines = tensor.measures(found)
+        assert value_of(lines, "communication_part", tp=3, batch=2).value == pytest.approx(0.75)
+        assert value_of(lines, "compute_ms", tp=3, batch=2).value == pytest.approx(100)
+        assert value_of(lines, "answers_equal", tp=3, batch=2).value == 0.5
+        assert value_of(lines, "itl_mean_ms", tp=3, batch=2).ratio == pytest.approx(5.0)
+        assert ("batch 2, apart", "from character 2: sums in another order round otherwise") in tensor.record(found)[
+            "tensor parallelism"
+        ]
