@@ -25,17 +25,26 @@ from gateway.admission import Admission, Caller
 from gateway.clients import client_address
 from gateway.realtime.conversation import Conversation
 from gateway.realtime.events import Events, Farewell
+from gateway.realtime.places import placed
 from gateway.realtime.responses import Responses
 from gateway.services import GatewayServices
 from gateway.stream.relay import ClientLost
 from gateway.surface import limits
 from gateway.surface.errors import InternalError, rate_limits
+from gateway.surface.fields import listed, wrong
 from gateway.surface.json_text import parse_object
 from stores.system import mint_nonce
 
 log = logging.getLogger("weir.gateway.realtime")
 
-_EVENTS = ("session.update", "conversation.item.create", "response.create", "response.cancel")
+# What a client may say, and the one field that says it.
+_EVENTS = {
+    "session.update": "session",
+    "conversation.item.create": "item",
+    "response.create": "response",
+    "response.cancel": "response_id",
+}
+_SAID_BY_ANY = ("type", "event_id")
 _SUBPROTOCOL = "realtime"  # as OpenAI's clients offer it
 _SECRET_PARAMETERS = frozenset({"token", "key", "api_key", "authorization", "access_token"})
 
@@ -140,6 +149,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                     raise InvalidRequest(f"{name[:64]}: is not a parameter", param=name[:64], code="unknown_parameter")
                 self._conversation.update({"model": value})
             except InvalidRequest as error:
+                error.message = error.message.removeprefix("session.")
+                error.param = name[:64]
                 await self._events.error(error)
                 raise Farewell(4400, "the URL's query is wrong") from error
 
@@ -171,7 +182,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         """`session.update`: all of it or nothing. Raises WeirError."""
         wanted = self._conversation.updated(session)
         if wanted.get("model") != self._conversation.defaults.get("model"):
-            await self._admission.require_model(caller.context, wanted["model"])
+            with placed("session"):
+                await self._admission.require_model(caller.context, wanted["model"])
         self._conversation.defaults = wanted
         return wanted
 
@@ -214,18 +226,21 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _act(self, event: dict[str, Any], caller: Caller) -> None:
         """One event of a known client. Raises WeirError for one that is wrong: nothing has changed then."""
         kind = event.get("type")
+        if not isinstance(kind, str) or kind not in _EVENTS:
+            raise wrong("type", f"must be {listed(*_EVENTS)}", code="unknown_event")
+        for name in event:
+            if name not in (*_SAID_BY_ANY, _EVENTS[kind]):
+                raise wrong(name[:64], f"is not a field of {kind}", code="unknown_parameter")
         if kind == "session.update":
             await self._events.emit("session.updated", session=await self._update(event.get("session"), caller))
         elif kind == "conversation.item.create":
             item = self._conversation.add(event.get("item"))
             await self._events.emit("conversation.item.created", item={"type": "message", **item})
         elif kind == "response.create":
-            asked = self._conversation.ask(event.get("response"))
-            self._responses.create(asked, caller, event_id=event.get("event_id"))
-        elif kind == "response.cancel":
-            self._responses.cancel(event.get("response_id"))
+            asked, names = self._conversation.ask(event.get("response"))
+            self._responses.create(asked, caller, names=names, event_id=event.get("event_id"))
         else:
-            raise InvalidRequest(f"type: must be one of {', '.join(_EVENTS)}", param="type", code="unknown_event")
+            self._responses.cancel(event.get("response_id"))
 
     async def _bye(self, code: int, reason: str) -> None:
         if not self._events.closed:

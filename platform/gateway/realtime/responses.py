@@ -6,7 +6,7 @@ a job behind.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
 from gateway.realtime.conversation import Conversation
 from gateway.realtime.events import Events, Farewell
+from gateway.realtime.places import move
 from gateway.services import GatewayServices
 from gateway.stream import assemble
 from gateway.stream.answer import Answer, release
@@ -25,6 +26,7 @@ from gateway.stream.mailbox import Inbox
 from gateway.stream.relay import ClientLost
 from gateway.surface import limits
 from gateway.surface.errors import error_object, failure_of, rate_limits
+from gateway.surface.fields import wrong
 from gateway.surface.schema import Asked
 from stores.system import mint_request_id
 
@@ -65,7 +67,7 @@ class Responses:
         conversation: Conversation,
         events: Events,
         tasks: asyncio.TaskGroup,
-        guarded: Callable[..., Awaitable[None]],
+        guarded: Callable[..., Coroutine[Any, Any, None]],
     ) -> None:
         self._services = services
         self._admission = admission
@@ -79,8 +81,8 @@ class Responses:
     def __len__(self) -> int:
         return len(self._running)
 
-    def create(self, asked: Asked, caller: Caller, *, event_id: Any) -> None:
-        """Begins one. `event_id` names the client's event where it is refused later.
+    def create(self, asked: Asked, caller: Caller, *, names: Mapping[str, str], event_id: Any) -> None:
+        """Begins one. `names` of its fields and `event_id` are the client's, for where it is refused later.
 
         Raises InvalidRequest over the bound on open ones, Farewell when that goes on.
         """
@@ -92,12 +94,16 @@ class Responses:
             raise InvalidRequest(message, param="type", code="too_many_responses")
         request_id = mint_request_id()
         running = self._running[request_id] = _Running()
-        running.task = self._tasks.create_task(self._run(caller, asked, request_id, running, event_id))
+        running.task = self._tasks.create_task(
+            self._guarded(self._respond(caller, asked, request_id, running, names), event_id=event_id)
+        )
         running.task.add_done_callback(lambda _: self._running.pop(request_id, None))
 
     def cancel(self, response_id: Any) -> None:
         """Stops one response, or the only one. Its `response.done` says cancelled. Raises InvalidRequest."""
-        wanted = list(self._running) if response_id is None else [str(response_id).removeprefix("resp_")]
+        if response_id is not None and not isinstance(response_id, str):
+            raise wrong("response_id", "must be a string", code="invalid_type")
+        wanted = list(self._running) if response_id is None else [response_id.removeprefix("resp_")]
         if len(wanted) != 1 or wanted[0] not in self._running:
             raise InvalidRequest("response_id: names no running response", param="response_id", code="not_found")
         self._running[wanted[0]].stop()
@@ -112,14 +118,14 @@ class Responses:
             for task in late:
                 task.cancel()
 
-    async def _run(self, caller: Caller, asked: Asked, request_id: str, running: _Running, event_id: Any) -> None:
-        await self._guarded(self._respond(caller, asked, request_id, running), event_id=event_id)
-
-    async def _respond(self, caller: Caller, asked: Asked, request_id: str, running: _Running) -> None:
+    async def _respond(
+        self, caller: Caller, asked: Asked, request_id: str, running: _Running, names: Mapping[str, str]
+    ) -> None:
         """Steps 3-7 of one response."""
         try:
             admitted = await self._admit(caller, asked, request_id)
         except Rejected as error:
+            move(error, place="response", names=names)
             refusals = self._services.refusals
             await refusals.note(error, request_id=request_id, path="/v1/realtime", caller=caller.context)
             raise

@@ -5,6 +5,7 @@ the path in `param`; it carries the JSON schema that tells a reader the same (`o
 (true is no number, "1" is no integer), so what passes is what the engine reads; what passes obeys the schema.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,9 +108,11 @@ def text(longest: int, *, shortest: int = 0) -> Check:
 def one_of(*values: str) -> Check:
     @takes({"type": "string", "enum": [*values]})
     def check(value: Any, param: str) -> str:
-        if not isinstance(value, str) or value not in values:
-            raise wrong(param, f"must be one of {', '.join(values)}")
-        return value
+        if value not in values:
+            code = "invalid_value" if isinstance(value, str) else "invalid_type"
+            raise wrong(param, f"must be {listed(*values)}", code=code)
+        checked: str = value
+        return checked
 
     return check
 
@@ -123,8 +126,11 @@ def items(check_item: Judge, *, most: int, least: int = 0) -> Check:
     def check(value: Any, param: str) -> list[Any]:
         if not isinstance(value, list):
             raise wrong(param, "must be an array", code="invalid_type")
-        if not least <= len(value) <= most:
-            raise wrong(param, f"must have between {least} and {most} items, not {len(value)}", code="array_length")
+        if len(value) < least:
+            few = "must not be empty" if least == 1 else f"must have at least {least} items, not {len(value)}"
+            raise wrong(param, few, code="array_length")
+        if len(value) > most:
+            raise wrong(param, f"must have at most {most} items, not {len(value)}", code="array_length")
         return [check_item(item, f"{param}[{index}]") for index, item in enumerate(value)]
 
     return check
@@ -135,6 +141,19 @@ def mapping(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong(param, "must be an object", code="invalid_type")
     return value
+
+
+def needed(given: dict[str, Any], name: str, check: Judge, param: str) -> Any:
+    """A field of an object that must be there, checked; null is the same as absent."""
+    if given.get(name) is None:
+        raise wrong(f"{param}.{name}", "is missing", code="missing_field")
+    return check(given[name], f"{param}.{name}")
+
+
+def listed(*values: Any) -> str:
+    """Values as JSON writes them: `"a", "b" or 3`."""
+    *first, last = [json.dumps(value) for value in values]
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def only_keys(value: dict[str, Any], known: frozenset[str], param: str) -> None:
@@ -160,7 +179,8 @@ def only(values: tuple[Any, ...], *, reason: str) -> Check:
     @takes({"enum": [*values], "description": f"Nothing else is accepted: {reason}."})
     def check(value: Any, param: str) -> Any:
         if not any(type(value) is type(allowed) and value == allowed for allowed in values):
-            raise wrong(param, f"is not accepted: {reason}", code="unsupported_parameter")
+            code = "unsupported_parameter" if type(value) in map(type, values) else "invalid_type"
+            raise wrong(param, f"must be {listed(*values)}, or left out: {reason}", code=code)
         return value
 
     return check

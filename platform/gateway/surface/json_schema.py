@@ -45,7 +45,8 @@ def check_schema(value: Any, param: str, *, generated: bool = False) -> dict[str
             raise wrong(param, f"must nest at most {limits.SCHEMA_DEPTH_MAX} levels", code="schema_too_deep")
         if isinstance(schema, bool):
             continue
-        schema = mapping(schema, path)
+        if not isinstance(schema, dict):
+            raise wrong(path, "must be a schema: an object, true or false", code="invalid_schema")
         _check_node(schema, path, root)
         if generated:
             check_generated(schema, path)
@@ -80,7 +81,9 @@ def _check_node(schema: dict[str, Any], path: str, root: dict[str, Any]) -> None
     _check_enum(schema, path)
     for key in _COUNTS:
         if key in schema and (type(schema[key]) is not int or not 0 <= schema[key] <= limits.SCHEMA_COUNT_MAX):
-            raise wrong(f"{path}.{key}", f"must be between 0 and {limits.SCHEMA_COUNT_MAX}", code="invalid_schema")
+            raise wrong(
+                f"{path}.{key}", f"must be an integer between 0 and {limits.SCHEMA_COUNT_MAX}", code="invalid_schema"
+            )
     if "pattern" in schema:
         _check_pattern(schema["pattern"], f"{path}.pattern")
     for pattern in mapping(schema.get("patternProperties", {}), f"{path}.patternProperties"):
@@ -99,7 +102,7 @@ def _check_node(schema: dict[str, Any], path: str, root: dict[str, Any]) -> None
 def _check_type(kind: Any, path: str) -> None:
     kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
     if (isinstance(kind, list) and not kind) or not all(isinstance(item, str) and item in _TYPES for item in kinds):
-        raise wrong(f"{path}.type", f"must be of {', '.join(sorted(_TYPES))}", code="invalid_schema")
+        raise wrong(f"{path}.type", f"must be one or several of {', '.join(sorted(_TYPES))}", code="invalid_schema")
 
 
 def _check_enum(schema: dict[str, Any], path: str) -> None:
@@ -107,7 +110,7 @@ def _check_enum(schema: dict[str, Any], path: str) -> None:
         return
     values = schema["enum"]
     if not isinstance(values, list) or not 1 <= len(values) <= limits.SCHEMA_ENUM_MAX:
-        raise wrong(f"{path}.enum", f"must have between 1 and {limits.SCHEMA_ENUM_MAX} values", code="invalid_schema")
+        raise wrong(f"{path}.enum", f"must be an array of 1 to {limits.SCHEMA_ENUM_MAX} values", code="invalid_schema")
 
 
 def _check_pattern(pattern: Any, path: str) -> None:

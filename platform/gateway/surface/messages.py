@@ -6,13 +6,14 @@ what the guard read is what the engine gets. An explicit null is the same as an 
 
 from typing import Any
 
-from contracts.errors import InvalidRequest
 from gateway.surface import limits
 from gateway.surface.fields import (
     Schema,
     boolean,
     items,
+    listed,
     mapping,
+    needed,
     object_of,
     one_of,
     only_keys,
@@ -89,7 +90,7 @@ def check_messages(value: Any, param: str) -> list[dict[str, Any]]:
 @takes(_MESSAGE)
 def _check_message(value: Any, param: str) -> dict[str, Any]:
     given = {key: item for key, item in mapping(value, param).items() if item is not None}
-    role = _role(given.get("role"), f"{param}.role")
+    role = needed(given, "role", _role, param)
     only_keys(given, _FIELDS[role], param)
     message: dict[str, Any] = {"role": role}
     if "content" in given:
@@ -101,7 +102,7 @@ def _check_message(value: Any, param: str) -> dict[str, Any]:
     elif "content" not in message:
         raise wrong(f"{param}.content", "is missing", code="missing_field")
     if role == "tool":
-        message["tool_call_id"] = _short(given.get("tool_call_id"), f"{param}.tool_call_id")
+        message["tool_call_id"] = needed(given, "tool_call_id", _short, param)
     return message
 
 
@@ -131,31 +132,30 @@ def _check_content(value: Any, param: str) -> str | list[dict[str, Any]]:
 @takes(_TEXT_PART)
 def _check_part(value: Any, param: str) -> dict[str, Any]:
     part = mapping(value, param)
-    kind = part.get("type")
+    kind = needed(part, "type", text(limits.BODY_BYTES_MAX), param)
     if kind != "text":
-        shown = kind[:32] if isinstance(kind, str) else "unknown"
-        raise InvalidRequest(
-            f"{param}.type: content of type {shown} is not accepted: this platform serves text only",
-            param=f"{param}.type",
-            code="unsupported_content",
-        )
+        message = f"content of type {kind[:32]} is not accepted: this platform serves text only"
+        raise wrong(f"{param}.type", message, code="unsupported_content")
     only_keys(part, frozenset({"type", "text"}), param)
-    return {"type": "text", "text": _body_text(part.get("text"), f"{param}.text")}
+    return {"type": "text", "text": needed(part, "text", _body_text, param)}
 
 
 @takes(_CALL)
 def _check_call(value: Any, param: str) -> dict[str, Any]:
     call = mapping(value, param)
     only_keys(call, frozenset({"id", "type", "function", "index"}), param)
-    function = mapping(call.get("function"), f"{param}.function")
-    only_keys(function, frozenset({"name", "arguments"}), f"{param}.function")
-    arguments = _body_text(function.get("arguments"), f"{param}.function.arguments")
+    function = needed(call, "function", mapping, param)
+    where = f"{param}.function"
+    only_keys(function, frozenset({"name", "arguments"}), where)
+    arguments = needed(function, "arguments", _body_text, where)
     if arguments:
-        check_json_text(arguments, f"{param}.function.arguments")
+        check_json_text(arguments, f"{where}.arguments")
+    if call.get("type") is not None:
+        one_of("function")(call["type"], f"{param}.type")
     return {
-        "id": _short(call.get("id"), f"{param}.id"),
-        "type": one_of("function")(call.get("type", "function"), f"{param}.type"),
-        "function": {"name": _function_name(function.get("name"), f"{param}.function.name"), "arguments": arguments},
+        "id": needed(call, "id", _short, param),
+        "type": "function",
+        "function": {"name": needed(function, "name", _function_name, where), "arguments": arguments},
     }
 
 
@@ -182,11 +182,11 @@ def check_tools(value: Any, param: str) -> list[dict[str, Any]]:
 def _check_tool(value: Any, param: str) -> dict[str, Any]:
     tool = mapping(value, param)
     only_keys(tool, frozenset({"type", "function"}), param)
-    one_of("function")(tool.get("type"), f"{param}.type")
-    given = mapping(tool.get("function"), f"{param}.function")
+    needed(tool, "type", one_of("function"), param)
+    given = needed(tool, "function", mapping, param)
     only_keys(given, frozenset({"name", "description", "parameters", "strict"}), f"{param}.function")
     function: dict[str, Any] = {
-        "name": _function_name(given.get("name"), f"{param}.function.name"),
+        "name": needed(given, "name", _function_name, f"{param}.function"),
         "description": None,
         "parameters": None,
     }
@@ -200,17 +200,22 @@ def _check_tool(value: Any, param: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-@takes({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL]})
+_CHOICES = ("none", "auto", "required")
+
+
+@takes({"anyOf": [{"enum": [*_CHOICES]}, _NAMED_TOOL]})
 def check_tool_choice(value: Any, param: str) -> str | dict[str, Any]:
     """none, auto, required, or one named function; that it exists is checked against the tools."""
-    if isinstance(value, str):
-        return str(one_of("none", "auto", "required")(value, param))
-    choice = mapping(value, param)
-    only_keys(choice, frozenset({"type", "function"}), param)
-    one_of("function")(choice.get("type"), f"{param}.type")
-    function = mapping(choice.get("function"), f"{param}.function")
+    if not isinstance(value, dict):
+        if isinstance(value, str) and value in _CHOICES:
+            return value
+        code = "invalid_value" if isinstance(value, str) else "invalid_type"
+        raise wrong(param, f"must be {listed(*_CHOICES)}, or an object that names one function", code=code)
+    only_keys(value, frozenset({"type", "function"}), param)
+    needed(value, "type", one_of("function"), param)
+    function = needed(value, "function", mapping, param)
     only_keys(function, frozenset({"name"}), f"{param}.function")
-    name = _function_name(function.get("name"), f"{param}.function.name")
+    name = needed(function, "name", _function_name, f"{param}.function")
     return {"type": "function", "function": {"name": name}}
 
 

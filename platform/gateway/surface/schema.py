@@ -7,6 +7,7 @@ an explicit null means the default. The bounds follow what has killed engines (v
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from contracts.errors import InvalidRequest
@@ -18,6 +19,7 @@ from gateway.surface.fields import (
     integer,
     items,
     mapping,
+    needed,
     number,
     object_of,
     one_of,
@@ -108,16 +110,16 @@ _NAMED_SCHEMA = object_of(
 )
 def _check_response_format(value: Any, param: str) -> dict[str, Any]:
     given = mapping(value, param)
-    kind = one_of("text", "json_object", "json_schema")(given.get("type"), f"{param}.type")
+    kind = needed(given, "type", one_of("text", "json_object", "json_schema"), param)
     only_keys(given, frozenset({"type", "json_schema"} if kind == "json_schema" else {"type"}), param)
     if kind != "json_schema":
         return {"type": kind}
     where = f"{param}.json_schema"
-    inner = {key: item for key, item in mapping(given.get("json_schema"), where).items() if item is not None}
+    inner = {key: item for key, item in needed(given, "json_schema", mapping, param).items() if item is not None}
     only_keys(inner, frozenset({"name", "description", "schema", "strict"}), where)
     checked: dict[str, Any] = {
-        "name": _SCHEMA_NAME(inner.get("name"), f"{where}.name"),
-        "schema": check_schema(inner.get("schema"), f"{where}.schema", generated=True),
+        "name": needed(inner, "name", _SCHEMA_NAME, where),
+        "schema": needed(inner, "schema", partial(check_schema, generated=True), where),
     }
     if "description" in inner:
         checked["description"] = _DESCRIPTION(inner["description"], f"{where}.description")
@@ -141,7 +143,9 @@ def _check_prompt(value: Any, param: str) -> str | list[int]:
         value, param = value[0], f"{param}[0]"
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
+    if not isinstance(value, list):
+        raise wrong(param, "must be a string or an array of token ids", code="invalid_type")
+    if value and all(isinstance(item, str | list) for item in value):
         raise wrong(param, "must be one prompt; send one request for each", code="unsupported_value")
     ids: list[int] = _PROMPT_IDS(value, param)
     return ids
@@ -151,9 +155,9 @@ def _check_prompt(value: Any, param: str) -> str | list[int]:
 def _check_stream_options(value: Any, param: str) -> dict[str, Any]:
     given = mapping(value, param)
     only_keys(given, frozenset({"include_usage", "include_obfuscation"}), param)
-    only((None, False), reason="streams are not padded here")(
-        given.get("include_obfuscation"), f"{param}.include_obfuscation"
-    )
+    if given.get("include_obfuscation") is not None:
+        check = only((False,), reason="streams are not padded here")
+        check(given["include_obfuscation"], f"{param}.include_obfuscation")
     if given.get("include_usage") is not None:
         boolean(given["include_usage"], f"{param}.include_usage")
     return given

@@ -1,7 +1,8 @@
 import pytest
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, PromptBlocked
 from gateway.realtime.conversation import Conversation
+from gateway.realtime.places import move
 from gateway.surface import limits
 
 
@@ -14,7 +15,7 @@ class TestConversation:
         talk = Conversation()
         talk.update({"model": "m", "instructions": "Be brief.", "temperature": 0})
         talk.add(user("Hi"))
-        asked = talk.ask({"max_tokens": 5})
+        asked, _ = talk.ask({"max_tokens": 5})
         assert (asked.model, asked.max_tokens, asked.sampling, asked.stream) == ("m", 5, {"temperature": 0}, True)
         assert asked.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
@@ -23,23 +24,30 @@ class TestConversation:
         talk.add(user("Hi"))
         talk.answered("Hello!")
         talk.add(user("More"))
-        assert [message["content"] for message in talk.ask({"model": "m"}).messages] == ["Hi", "Hello!", "More"]
+        assert [message["content"] for message in talk.ask({"model": "m"})[0].messages] == ["Hi", "Hello!", "More"]
 
     def test_answers_an_input_of_its_own_without_the_conversation(self) -> None:
         talk = Conversation()
         talk.add(user("Hi"))
-        assert talk.ask({"model": "m", "input": [user("Only this")]}).messages == [
-            {"role": "user", "content": "Only this"}
-        ]
+        asked, _ = talk.ask({"model": "m", "input": [user("Only this")]})
+        assert asked.messages == [{"role": "user", "content": "Only this"}]
 
     @pytest.mark.parametrize(
         ("response", "param"),
         [
             ({"model": "m", "tools": []}, "response.tools"),
             ({"model": "m", "n": 2}, "response.n"),
-            ({"model": "m", "temperature": 9}, "temperature"),
-            ({"model": "m", "modalities": ["audio"]}, "modalities"),
-            ({}, "model"),
+            ({"model": "m", "temperature": 9}, "response.temperature"),
+            ({"model": "m", "foo": 1}, "response.foo"),
+            ({"model": "m", "stop": ["a", 5]}, "response.stop[1]"),
+            ({"model": "m", "response_format": {"type": "xml"}}, "response.response_format.type"),
+            ({"model": "m", "modalities": ["audio"]}, "response.modalities"),
+            ({"model": "m", "output_modalities": ["audio"]}, "response.output_modalities"),
+            ({"model": "m", "output_modalities": ["text"], "modalities": ["text"]}, "response.output_modalities"),
+            ({"model": "m", "max_output_tokens": 5, "min_tokens": 6}, "response.min_tokens"),
+            ({"model": "m", "input": []}, "response.input"),
+            ({"model": "m", "input": [user("x"), {"role": "robot"}]}, "response.input[1].role"),
+            ({}, "response.model"),
             ("now", "response"),
         ],
     )
@@ -49,6 +57,23 @@ class TestConversation:
         with pytest.raises(InvalidRequest) as caught:
             talk.ask(response)
         assert caught.value.param == param
+        assert caught.value.message.startswith(f"{param}: ")
+
+    def test_tells_what_the_client_called_a_field(self) -> None:
+        talk = Conversation()
+        talk.add(user("Hi"))
+        _, names = talk.ask({"model": "m", "max_output_tokens": 5})
+        error = InvalidRequest("max_tokens: at most 3 here", param="max_tokens")
+        move(error, place="response", names=names)
+        assert (error.param, error.message) == (
+            "response.max_output_tokens",
+            "response.max_output_tokens: at most 3 here",
+        )
+
+    def test_leaves_a_refusal_of_no_field_as_it_is(self) -> None:
+        error = PromptBlocked("the prompt was refused")
+        move(error, place="response")
+        assert (error.param, error.message) == (None, "the prompt was refused")
 
     def test_refuses_a_bad_session_and_keeps_the_good_one(self) -> None:
         talk = Conversation()
@@ -65,7 +90,7 @@ class TestConversation:
             talk.add(user("more"))
         assert (caught.value.param, caught.value.code) == ("item", "conversation_full")
         assert talk.answered("more") is False
-        assert [message["content"] for message in talk.ask({"model": "m"}).messages] == [most]
+        assert [message["content"] for message in talk.ask({"model": "m"})[0].messages] == [most]
 
     def test_is_bounded_by_items(self) -> None:
         talk = Conversation()
@@ -83,9 +108,9 @@ class TestConversation:
         talk = Conversation()
         talk.update({"model": "m", "max_output_tokens": 7, "type": "realtime", "output_modalities": ["text"]})
         talk.add(user("Hi"))
-        assert talk.ask(None).max_tokens == 7
-        assert talk.ask({name: 5}).max_tokens == 5
-        assert talk.ask({name: "inf"}).max_tokens is None
+        assert talk.ask(None)[0].max_tokens == 7
+        assert talk.ask({name: 5})[0].max_tokens == 5
+        assert talk.ask({name: "inf"})[0].max_tokens is None
 
     @pytest.mark.parametrize(
         ("session", "param"),
@@ -95,7 +120,11 @@ class TestConversation:
             ({"max_output_tokens": True}, "session.max_output_tokens"),
             ({"max_output_tokens": 1, "max_tokens": 1}, "session.max_tokens"),
             ({"type": "transcription"}, "session.type"),
-            ({"output_modalities": ["audio"]}, "modalities"),
+            ({"output_modalities": ["audio"]}, "session.output_modalities"),
+            ({"modalities": ["audio"]}, "session.modalities"),
+            ({"foo": 1}, "session.foo"),
+            ({"temperature": "hot"}, "session.temperature"),
+            ({"logit_bias": {"a": 1}}, "session.logit_bias.a"),
             ({"input": []}, "session.input"),
         ],
     )
@@ -103,6 +132,24 @@ class TestConversation:
         with pytest.raises(InvalidRequest) as caught:
             Conversation().update(session)
         assert caught.value.param == param
+        assert caught.value.message.startswith(f"{param}: ")
+
+    @pytest.mark.parametrize(
+        ("item", "param", "code"),
+        [
+            ({"type": "message", "content": "x"}, "item.role", "missing_field"),
+            ({"role": "user"}, "item.content", "missing_field"),
+            ({"role": "user", "content": 5}, "item.content", "invalid_type"),
+            ({"role": "user", "content": [{"text": "x"}]}, "item.content[0].type", "missing_field"),
+            ({"role": "user", "content": [{"type": "input_text"}]}, "item.content[0].text", "missing_field"),
+            ({"type": "call", "role": "user", "content": "x"}, "item.type", "invalid_value"),
+            ({"role": "user", "content": "x", "foo": 1}, "item.foo", "unknown_parameter"),
+        ],
+    )
+    def test_refuses_an_item_that_is_wrong(self, item: object, param: str, code: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            Conversation().add(item)
+        assert (caught.value.param, caught.value.code) == (param, code)
 
     def test_refuses_audio(self) -> None:
         item = {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": ""}]}

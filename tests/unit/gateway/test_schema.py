@@ -1,5 +1,6 @@
 """Every field of a request, and about a hundred odd ones: the code and the field that the client is told."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from contracts.errors import InvalidRequest
 from contracts.jobs import Endpoint
 from gateway.surface import limits
-from gateway.surface.schema import check_request, check_vocabulary
+from gateway.surface.schema import REFUSED, check_request, check_vocabulary, fields_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -63,14 +64,14 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(messages=HELLO * (limits.MESSAGES_MAX + 1)), "messages", "array_length"),
     (chat(messages=["hi"]), "messages[0]", "invalid_type"),
     (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "invalid_value"),
-    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "invalid_value"),
-    (chat(messages=[{"content": "x"}]), "messages[0].role", "invalid_value"),
+    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "invalid_type"),
+    (chat(messages=[{"content": "x"}]), "messages[0].role", "missing_field"),
     (chat(messages=[{"role": "user"}]), "messages[0].content", "missing_field"),
     (chat(messages=[{"role": "user", "content": None}]), "messages[0].content", "missing_field"),
     (chat(messages=[{"role": "user", "content": 5}]), "messages[0].content", "invalid_type"),
     (chat(messages=[{"role": "user", "content": []}]), "messages[0].content", "array_length"),
     (chat(messages=[{"role": "assistant"}]), "messages[0].content", "missing_field"),
-    (chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "invalid_type"),
+    (chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "missing_field"),
     (message(foo=1), "messages[0].foo", "unknown_parameter"),
     (message(name="n" * 65), "messages[0].name", "string_too_long"),
     (message(tool_calls=[]), "messages[0].tool_calls", "unknown_parameter"),
@@ -78,12 +79,15 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (part(type="image_url", image_url={"url": "http://x"}), "messages[0].content[0].type", "unsupported_content"),
     (part(type="input_audio", input_audio={}), "messages[0].content[0].type", "unsupported_content"),
     (part(type="video_url"), "messages[0].content[0].type", "unsupported_content"),
-    (part(text="x"), "messages[0].content[0].type", "unsupported_content"),
-    (part(type="text"), "messages[0].content[0].text", "invalid_type"),
+    (part(text="x"), "messages[0].content[0].type", "missing_field"),
+    (part(type=5, text="x"), "messages[0].content[0].type", "invalid_type"),
+    (part(type="text"), "messages[0].content[0].text", "missing_field"),
+    (part(type="text", text=5), "messages[0].content[0].text", "invalid_type"),
     (part(type="text", text="x", image="y"), "messages[0].content[0].image", "unknown_parameter"),
     (call(function={"name": "f", "arguments": "{"}), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
     (call(function={"name": "f f", "arguments": ""}), "messages[0].tool_calls[0].function.name", "invalid_value"),
-    (call(id=None), "messages[0].tool_calls[0].id", "invalid_type"),
+    (call(id=None), "messages[0].tool_calls[0].id", "missing_field"),
+    (call(function=None), "messages[0].tool_calls[0].function", "missing_field"),
     (call(type="code"), "messages[0].tool_calls[0].type", "invalid_value"),
     (chat(temperature=-1), "temperature", "invalid_value"),
     (chat(temperature=2.01), "temperature", "invalid_value"),
@@ -140,6 +144,8 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(reasoning_effort="extreme"), "reasoning_effort", "invalid_value"),
     (chat(tools={}), "tools", "invalid_type"),
     (chat(tools=[{"type": "retrieval"}]), "tools[0].type", "invalid_value"),
+    (chat(tools=[{"function": {"name": "f"}}]), "tools[0].type", "missing_field"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function", "missing_field"),
     (tool(name=""), "tools[0].function.name", "invalid_value"),
     (tool(parameters=[]), "tools[0].function.parameters", "invalid_type"),
     (tool(parameters={"type": "thing"}), "tools[0].function.parameters.type", "invalid_schema"),
@@ -147,11 +153,22 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(tools=tool()["tools"] * 2), "tools[1].function.name", "invalid_value"),
     (chat(tool_choice="auto"), "tool_choice", "invalid_value"),
     (tool() | {"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    (tool() | {"tool_choice": -1}, "tool_choice", "invalid_type"),
+    (tool() | {"tool_choice": ["auto"]}, "tool_choice", "invalid_type"),
+    (tool() | {"tool_choice": {}}, "tool_choice.type", "missing_field"),
+    (tool() | {"tool_choice": {"type": "function"}}, "tool_choice.function", "missing_field"),
     (tool() | {"tool_choice": CHOICE_G}, "tool_choice.function.name", "invalid_value"),
     (chat(parallel_tool_calls=True), "parallel_tool_calls", "invalid_value"),
     (chat(response_format="json"), "response_format", "invalid_type"),
     (chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
-    (chat(response_format={"type": "json_schema"}), "response_format.json_schema", "invalid_type"),
+    (chat(response_format={"type": "json_schema"}), "response_format.json_schema", "missing_field"),
+    (chat(response_format={}), "response_format.type", "missing_field"),
+    (chat(reasoning_effort=5), "reasoning_effort", "invalid_type"),
+    (chat(store="no"), "store", "invalid_type"),
+    (chat(modalities="text"), "modalities", "invalid_type"),
+    (chat(stream=True, stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation",
+     "unsupported_parameter"),
+    (schema({"items": 5}), f"{S}.items", "invalid_schema"),
     (chat(response_format={"type": "text", "grammar": "x"}), "response_format.grammar", "unknown_parameter"),
     (schema("string"), S, "invalid_type"),
     (schema(deep(limits.SCHEMA_DEPTH_MAX)), S, "schema_too_deep"),
@@ -213,7 +230,8 @@ COMPLETION_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "m"}, "prompt", "missing_field"),
     (completion(prompt=["a", "b"]), "prompt", "unsupported_value"),
     (completion(prompt=[[1], [2]]), "prompt", "unsupported_value"),
-    (completion(prompt=[1, "a"]), "prompt", "unsupported_value"),
+    (completion(prompt=[1, "a"]), "prompt[1]", "invalid_type"),
+    (completion(prompt=5), "prompt", "invalid_type"),
     (completion(prompt=[]), "prompt", "array_length"),
     (completion(prompt=[-1]), "prompt[0]", "invalid_value"),
     (completion(prompt=[1.5]), "prompt[0]", "invalid_type"),
@@ -269,6 +287,67 @@ class TestRefusals:
         with pytest.raises(InvalidRequest) as caught:
             check_vocabulary(asked, vocabulary=258)
         assert caught.value.param == "prompt[1]"
+
+
+# What each field says of a value that no field takes.
+EACH_SAYS = {
+    "model": "must be a string",
+    "messages": "must be an array",
+    "stream": "must be true or false",
+    "stream_options": "must be an object",
+    "n": "must be an integer",
+    "max_tokens": "must be an integer",
+    "user": "must be a string",
+    "on_disconnect": 'must be "cancel" or "continue"',
+    "store": "must be false, or left out: answers are not stored for the client",
+    "service_tier": 'must be "auto" or "default", or left out: the tier follows from the API key\'s plan',
+    "modalities": 'must be ["text"], or left out: this platform serves text only',
+    "temperature": "must be a number",
+    "top_k": "must be an integer",
+    "stop": "must be a string or an array of strings",
+    "stop_token_ids": "must be an array",
+    "logit_bias": "must be an object",
+    "response_format": "must be an object",
+    "tools": "must be an array",
+    "tool_choice": 'must be "none", "auto" or "required", or an object that names one function',
+    "reasoning_effort": 'must be "none", "minimal", "low", "medium", "high", "xhigh" or "max"',
+}
+
+
+class Nothing:
+    """Of no JSON type, so of a wrong one for every field."""
+
+
+class TestWords:
+    @pytest.mark.parametrize("field", EACH_SAYS)
+    def test_a_value_of_a_wrong_type_is_told_what_would_be_right(self, field: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            check_request(tool() | {field: Nothing()}, endpoint=Endpoint.CHAT)
+        assert (caught.value.message, caught.value.code) == (f"{field}: {EACH_SAYS[field]}", "invalid_type")
+
+    @pytest.mark.parametrize("endpoint", Endpoint)
+    def test_no_field_that_is_taken_blames_the_value_for_a_wrong_type(self, endpoint: Endpoint) -> None:
+        for field, check in fields_of(endpoint).items():
+            with pytest.raises(InvalidRequest) as caught:
+                check(Nothing(), field)
+            assert caught.value.code == ("unsupported_parameter" if field in REFUSED else "invalid_type"), field
+
+    def test_a_prompt_may_be_a_string_or_token_ids(self) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            check_request(completion(prompt=5), endpoint=Endpoint.COMPLETIONS)
+        assert caught.value.message == "prompt: must be a string or an array of token ids"
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"stop": ["a"] * (limits.STOP_MAX + 1)}, f"stop: must have at most {limits.STOP_MAX} items"),
+            ({"messages": []}, "messages: must not be empty"),
+            ({"messages": [{"content": "x"}]}, "messages[0].role: is missing"),
+        ],
+    )
+    def test_a_bound_is_told_as_the_one_that_was_passed(self, fields: dict[str, Any], said: str) -> None:
+        with pytest.raises(InvalidRequest, match=re.escape(said)):
+            check_request(chat(**fields), endpoint=Endpoint.CHAT)
 
 
 class TestAcceptance:
