@@ -1,4 +1,5 @@
 """kill -9 of gateway, worker and engine while requests run: the platform comes back by itself, and the books agree.
+Redis loses all that it had: two commands bring back what was promised to come back.
 
 Invariant checked each time: every call of a client ends within its deadline, with an answer or with an error; a request
 that lost worker or engine goes on where it was, or begins anew; what the usage report adds is exactly what the requests
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.e2e.accounts import metered, quiet, total
+from tests.e2e.accounts import difference, metered, quiet, total
 from tests.e2e.api import bare_id
 from tests.e2e.conftest import Platform
 
@@ -28,6 +30,7 @@ COUNT = 90  # more than the engine takes at once (64), so that some wait in the 
 STARTED = 20  # streams that are in mid-token when the fault comes
 PIECES = 3  # pieces of text that each of them has brought; TOKENS are far more, so more was to come
 TOKENS = 300
+BACKGROUND = 8
 
 
 @dataclass(slots=True)
@@ -182,3 +185,57 @@ class TestKilled:
                 assert known[call.key].request_id == call.request_id, "a retry attaches to the request that runs"
                 assert known[call.key].text.startswith(call.text)
         ledger(calls)
+
+
+def take_its_folder(platform: Platform) -> None:
+    """Valkey is killed, and comes back with nothing."""
+    pid = platform.instance.pid_of("valkey")
+    os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(platform.instance.home / "data" / "valkey" / "appendonlydir")
+
+
+def bring_back(platform: Platform) -> None:
+    """The commands of the operator's page, until they say that all is back."""
+    until = time.monotonic() + RECOVERY_SECONDS
+    for command in ("rebuild_limits", "rebuild_queue"):
+        while (made := platform.instance.manage(command, deadline=RECOVERY_SECONDS)).returncode != 0:
+            assert time.monotonic() < until, made.stderr
+            time.sleep(0.5)
+
+
+class TestARedisThatLostAll:
+    async def test_gives_each_background_request_back_once_and_tells_who_waits(self, platform: Platform) -> None:
+        since, before = platform.started_at, quiet(platform.api, since=platform.started_at)
+        asked = {self.background(platform, f"back-{number}"): f"back-{number}" for number in range(BACKGROUND)}
+        crowd = Crowd(platform, f"lost-{since}", asyncio.Event())
+        calls = await crowd.run(fault=lambda: take_its_folder(platform))
+        assert [call for call in calls if not call.done and not call.failure] == [], "who waits is told"
+        await asyncio.to_thread(bring_back, platform)
+        usages = []
+        for request_id, key in asked.items():
+            found = platform.api.ended(request_id, deadline=CALL_SECONDS)
+            assert (found["outcome"], found["error"]) == ("ok", None), found
+            text = found["response"]["choices"][0]["message"]["content"]
+            assert (f"{key} goes on and on" * TOKENS).startswith(text)
+            assert found["usage"]["completion_tokens"] == TOKENS
+            usages.append(found["usage"])
+        for call in calls:  # what was not lost has ended, some without a token: their holds were
+            answer = platform.api.get(f"/requests/{call.request_id}")
+            if answer.status_code == 200 and answer.json()["status"] != "refused":
+                usages.append(platform.api.ended(call.request_id)["usage"])
+        told = total(usages)
+        metered(platform.api, since=since, before=before, requests=told.requests)
+        assert difference(quiet(platform.api, since=since), before) == told
+
+    def background(self, platform: Platform, key: str) -> str:
+        """The id of a request that is longer than it takes to lose everything."""
+        document = {
+            "model": platform.model,
+            "messages": [{"role": "user", "content": f"say: {key} goes on and on"}],
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "background": True,
+        }
+        answer = platform.api.post("/chat/completions", document)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
