@@ -2,27 +2,34 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, NoReturn
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from safety import services
 from safety.defaults import demo_document
-from safety.document import PolicyError
+from safety.document import PolicyError, Rule
 from safety.models import Policy, PolicyVersion
 
 DEPTH_MAX = 32
+SHOWN_MAX = 8  # of a list in a rule's configuration
+_PLACE = re.compile(r"^rules\[(\d+)\]")
 _TOO_DEEP = f"nested deeper than {DEPTH_MAX} levels"
 
 
@@ -118,8 +125,117 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptabl
         try:
             services.check_rules(rules)
         except PolicyError as error:
-            raise forms.ValidationError([f"{field}: {message}" for field, message in error.errors]) from error
+            raise forms.ValidationError([_complaint(rules, field, said) for field, said in error.errors]) from error
         return rules
+
+
+def _complaint(rules: Any, field: str, said: str) -> str:
+    """`rules[0].config.pattern: …`, with the rule's own name where it has one."""
+    found = _PLACE.match(field)
+    rule = rules[int(found[1])] if found is not None and isinstance(rules, list) else None
+    name = rule.get("name") if isinstance(rule, dict) else None
+    return f"Rule “{name}”, {field}: {said}" if isinstance(name, str) and name else f"{field}: {said}"
+
+
+def _of(rule: Any, field: str) -> Any:
+    """A draft that was saved compiles; one of another release may hold anything."""
+    return rule.get(field) if isinstance(rule, dict) else None
+
+
+def rules_table(rules: Any) -> SafeString:
+    """Rules as a person reads them, in the order in which they judge."""
+    if not isinstance(rules, list) or not rules:
+        return format_html("{}", "No rules: everything passes.")
+    rows = format_html_join(
+        "",
+        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+        ((_of(rule, "name"), _of(rule, "kind"), _stages(rule), _action(rule), _fails(rule), _config(rule))
+         for rule in rules),
+    )  # fmt: skip
+    return format_html(
+        '<table class="weir-table"><tr><th>Name</th><th>Kind</th><th>Looks at</th><th>On a match</th>'
+        "<th>If it cannot run</th><th>Configuration</th></tr>{}</table>",
+        rows,
+    )
+
+
+def _stages(rule: Any) -> str:
+    stages = _of(rule, "stage")
+    words = {"prompt": "prompts", "output": "answers"}
+    return ", ".join(words.get(stage, str(stage)) for stage in stages) if isinstance(stages, list) else str(stages)
+
+
+def _action(rule: Any) -> str:
+    return f"{_of(rule, 'action')}{' (in shadow: only counts)' if _of(rule, 'shadow') else ''}"
+
+
+def _fails(rule: Any) -> str:
+    return "the text passes (open)" if _of(rule, "fail") == "open" else "the text is held back (closed)"
+
+
+def _config(rule: Any) -> str:
+    config = _of(rule, "config")
+    if not isinstance(config, dict) or not config:
+        return "as it comes"
+    return "; ".join(f"{name}: {_value(value)}" for name, value in config.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return (", ".join(str(item) for item in value[:SHOWN_MAX]) or "all") + (
+            f" and {len(value) - SHOWN_MAX} more" if len(value) > SHOWN_MAX else ""
+        )
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def syntax() -> SafeString:
+    """What a rule may say, read from the very classes that check it."""
+    members = get_args(get_args(Rule)[0])
+    common = members[0].model_fields
+    rows = [(name, _described(field)) for name, field in common.items() if name not in ("kind", "config")]
+    kinds = [
+        (get_args(member.model_fields["kind"].annotation)[0], _fields_of(member.model_fields["config"].annotation))
+        for member in members
+    ]
+    row = "<tr><th><code>{}</code></th><td>{}</td></tr>"
+    return format_html(
+        '<table class="weir-table"><tr><th>Field of every rule</th><td></td></tr>{}'
+        "<tr><th><br>kind</th><td><br>fields of its <code>config</code></td></tr>{}</table>",
+        format_html_join("", row, rows),
+        format_html_join("", row, kinds),
+    )
+
+
+def _fields_of(config: type[BaseModel]) -> str:
+    fields = config.model_fields.items()
+    return "; ".join(f"{field.alias or name} ({_described(field)})" for name, field in fields)
+
+
+def _described(field: FieldInfo) -> str:
+    kind = _type(field.annotation)
+    if field.is_required():
+        return f"{kind}, required"
+    default = field.get_default(call_default_factory=True)
+    return kind if default is None else f"{kind}, else {json.dumps(default, default=str, ensure_ascii=False)}"
+
+
+def _type(annotation: Any) -> str:
+    """`list[Stage]` is `list of "prompt" or "output"`."""
+    plain = {str: "text", int: "number", bool: "true or false", dict: "object", type(None): "nothing"}
+    if annotation in plain:
+        return plain[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(f'"{member.value}"' for member in annotation)
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f'"{getattr(value, "value", value)}"' for value in inner)
+    if origin is Annotated:
+        return _type(inner[0])
+    if origin is list:
+        return f"list of {_type(inner[0])}"
+    if origin in (UnionType, Union):
+        return " or ".join(_type(one) for one in inner if one is not type(None))
+    return plain.get(origin, "object")
 
 
 class VersionInline(TabularInline):
@@ -140,28 +256,46 @@ class PolicyAdmin(ModelAdmin):
     form = PolicyForm
     list_display = ("name", "state", "rules", "updated_at")
     search_fields = ("name",)
-    readonly_fields = ("state", "example")
+    readonly_fields = ("state", "draft_shown", "syntax_help", "example")
+    empty_hint = "Add one, publish it, and choose it on a tenant's page: until then nothing is checked for that tenant."
     inlines = (VersionInline,)
     actions = ("publish_selected",)
     actions_detail = ("publish_one",)
 
+    def get_fields(self, request: HttpRequest, obj: Policy | None = None) -> tuple[str, ...]:
+        """What the draft says stands above its text, once there is one."""
+        known = ("name", "description", "state", "draft_shown") if obj else ("name", "description")
+        return (*known, "draft_rules", "syntax_help", "example")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Policy]:
+        found: QuerySet[Policy] = super().get_queryset(request)
+        current = PolicyVersion.objects.filter(policy=OuterRef("pk"), version=OuterRef("published_version"))
+        return found.annotate(rules_in_force=Subquery(current.values("document__rules")[:1]))
+
     @admin.display(description="in force")
-    def state(self, policy: Policy) -> str:
+    def state(self, policy: Any) -> str:
         if policy.published_version == 0:
             return "never published"
-        current = policy.versions.filter(version=policy.published_version).first()
-        changed = current is None or current.document["rules"] != policy.draft_rules
+        changed = policy.rules_in_force != policy.draft_rules
         return f"version {policy.published_version}" + (", draft differs" if changed else "")
 
     @admin.display(description="rules")
     def rules(self, policy: Policy) -> str:
         return ", ".join(str(rule.get("name")) for rule in policy.draft_rules) or "none"
 
+    @admin.display(description="rules of the draft, in order")
+    def draft_shown(self, policy: Policy) -> SafeString:
+        return rules_table(policy.draft_rules)
+
+    @admin.display(description="what a rule may say")
+    def syntax_help(self, policy: Policy | None) -> SafeString:
+        return syntax()
+
     @admin.display(description="example rules")
     def example(self, policy: Policy | None) -> SafeString:
         rules = demo_document(policy_id="example", version=1)["rules"]
         text = json.dumps(rules, indent=2, ensure_ascii=False)
-        return format_html("<pre>{}</pre>", text)
+        return format_html('<pre class="weir-pre">{}</pre>', text)
 
     @admin.action(description="Publish the draft of the selected policies", permissions=["change"])
     def publish_selected(self, request: HttpRequest, queryset: QuerySet[Policy]) -> None:
@@ -178,7 +312,14 @@ class PolicyAdmin(ModelAdmin):
             self._publish(request, policy)
             return HttpResponseRedirect(reverse("admin:safety_policy_change", args=(object_id,)))
         title = f"Publish the draft of {policy}"
-        context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "policy": policy}
+        context = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "original": policy,
+            "policy": policy,
+            "draft": rules_table(policy.draft_rules),
+        }
         return TemplateResponse(request, "safety/publish.html", context)
 
     def _publish(self, request: HttpRequest, policy: Policy) -> None:
@@ -200,12 +341,17 @@ class PolicyVersionAdmin(ModelAdmin):
 
     list_display = ("policy", "version", "published_at", "published_by")
     list_filter = ("policy",)
-    fields = ("policy", "version", "published_at", "published_by", "text")
+    fields = ("policy", "version", "published_at", "published_by", "rules", "text")
     readonly_fields = fields
+    empty_hint = "A policy's draft becomes a version when it is published, on the policy's page."
+
+    @admin.display(description="rules, in order")
+    def rules(self, version: PolicyVersion) -> SafeString:
+        return rules_table(version.document.get("rules"))
 
     @admin.display(description="document")
     def text(self, version: PolicyVersion) -> SafeString:
-        return format_html("<pre>{}</pre>", json.dumps(version.document, indent=2, ensure_ascii=False))
+        return format_html('<pre class="weir-pre">{}</pre>', json.dumps(version.document, indent=2, ensure_ascii=False))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -12,7 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from contracts.text import shown
 from safety.rules.ban_list import WORDS_MAX
+from safety.rules.charset import SCRIPTS_MAX
+from safety.rules.length import LENGTH_MAX
 from safety.rules.regex import MATCH_CHARS_MAX, PATTERN_CHARS_MAX
+from safety.rules.urls import DOMAINS_MAX
 from safety.verdicts import Action, Stage
 
 RULES_MAX = 50
@@ -56,6 +59,37 @@ class SecretsConfig(_Config):
 
 class PiiConfig(_Config):
     kinds: list[str] = Field(default_factory=list, max_length=100)
+
+
+class UrlsConfig(_Config):
+    """Links to other hosts than these are matches; with `deny_domains` alone, links to those."""
+
+    allow_domains: list[str] = Field(default_factory=list, max_length=DOMAINS_MAX)
+    deny_domains: list[str] = Field(default_factory=list, max_length=DOMAINS_MAX)
+
+
+class LengthConfig(_Config):
+    """What is beyond `chars_max` characters of one text is a match."""
+
+    chars_max: int = Field(ge=1, le=LENGTH_MAX)
+
+
+class CharsetConfig(_Config):
+    """`scripts` that may pass (none named: all); classes of characters that may not."""
+
+    scripts: list[str] = Field(default_factory=list, max_length=SCRIPTS_MAX)
+    deny: list[str] = Field(default_factory=list, max_length=10)
+
+
+class InjectionConfig(_Config):
+    families: list[str] = Field(default_factory=list, max_length=20)
+
+
+class JsonSchemaConfig(_Config):
+    """An answer that is no JSON of this schema (draft 2020-12) is a match. It waits for its end: buffer mode."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    deadline_ms: int = Field(default=1_000, ge=10, le=10_000)
 
 
 class NoArguments(_Strict):
@@ -114,6 +148,7 @@ class _Rule(_Strict):
     stage: list[Stage] = Field(min_length=1, max_length=2)
     action: Action
     fail: Literal["open", "closed"] = "closed"
+    shadow: bool = False  # counts what it finds, and does nothing
 
     @field_validator("stage")
     @classmethod
@@ -143,12 +178,60 @@ class PiiRule(_Rule):
     config: PiiConfig = PiiConfig()
 
 
+class UrlsRule(_Rule):
+    kind: Literal["urls"]
+    config: UrlsConfig
+
+
+class LengthRule(_Rule):
+    kind: Literal["length"]
+    config: LengthConfig
+
+
+class CharsetRule(_Rule):
+    kind: Literal["charset"]
+    config: CharsetConfig
+
+
+class InjectionRule(_Rule):
+    """What is written to a model to make it drop its instructions."""
+
+    kind: Literal["prompt_injection"]
+    config: InjectionConfig = InjectionConfig()
+
+
+class LeakRule(_Rule):
+    """What a model writes when it recites its instructions."""
+
+    kind: Literal["prompt_leak"]
+    config: InjectionConfig = InjectionConfig()
+
+
+class JsonSchemaRule(_Rule):
+    kind: Literal["json_schema"]
+    stage: list[Literal[Stage.OUTPUT]] = Field(min_length=1, max_length=1)  # type: ignore[assignment]
+    config: JsonSchemaConfig
+
+
 class GuardrailsRule(_Rule):
     kind: Literal["guardrails_ai"]
     config: GuardrailsConfig
 
 
-Rule = Annotated[RegexRule | BanListRule | SecretsRule | PiiRule | GuardrailsRule, Field(discriminator="kind")]
+Rule = Annotated[
+    RegexRule
+    | BanListRule
+    | SecretsRule
+    | PiiRule
+    | UrlsRule
+    | LengthRule
+    | CharsetRule
+    | InjectionRule
+    | LeakRule
+    | JsonSchemaRule
+    | GuardrailsRule,
+    Field(discriminator="kind"),
+]
 
 
 class PolicyDocument(_Strict):

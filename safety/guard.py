@@ -140,6 +140,7 @@ def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:
         hits=hits,
         acted=hits > 0 and rule.action is not Action.FLAG,
         spent_us=spent_us,
+        shadow=rule.intended,
     )
 
 
@@ -219,8 +220,9 @@ def judged(rule: CompiledRule, stage: Stage, *, state: RuleState, hits: int, spe
     hit = hits > 0 and rule.action is not Action.FLAG
     acted = hit if state is RuleState.RAN else not rule.fails_open
     return Verdict(
-        rule=rule.name, stage=stage, action=rule.action, state=state, hits=hits, acted=acted, spent_us=spent_us
-    )
+        rule=rule.name, stage=stage, action=rule.action, state=state, hits=hits, acted=acted, spent_us=spent_us,
+        shadow=rule.intended,
+    )  # fmt: skip
 
 
 def _unseen(rule: CompiledRule) -> Verdict:

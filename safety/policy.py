@@ -11,13 +11,29 @@ from functools import cached_property
 from threading import Lock
 from typing import Any, assert_never
 
-from safety.document import GuardrailsRule, PolicyDocument, PolicyError, Rule, parse_document
+from safety.document import (
+    GuardrailsRule,
+    InjectionRule,
+    JsonSchemaRule,
+    LeakRule,
+    PiiRule,
+    PolicyDocument,
+    PolicyError,
+    Rule,
+    SecretsRule,
+    parse_document,
+)
 from safety.rules.ban_list import compile_ban_list
+from safety.rules.charset import compile_charset
+from safety.rules.injection import compile_injection, compile_leak
+from safety.rules.json_schema import compile_schema
+from safety.rules.length import Length
 from safety.rules.pii import compile_pii
 from safety.rules.port import Automaton, Form, RuleError
 from safety.rules.regex import compile_regex
 from safety.rules.secrets import compile_secrets
 from safety.rules.tracker import Plan, Reader
+from safety.rules.urls import compile_urls
 from safety.verdicts import Action, Stage
 
 __all__ = ["CompiledPolicy", "CompiledRule", "PolicyError", "ValidatorCall"]
@@ -45,6 +61,8 @@ class CompiledRule:
     replacement: str
     automata: tuple[Automaton, ...]
     call: ValidatorCall | None
+    intended: Action | None = None  # in shadow mode: what it would do
+    answers_only: bool = False  # looks at an answer's content, not at reasoning or tool arguments
 
     @property
     def reads_phrases(self) -> bool:
@@ -130,27 +148,41 @@ _FIELDS = {
     "ban_list": ".words",
     "secrets": ".formats",
     "pii": ".kinds",
+    "urls": "",
+    "length": ".chars_max",
+    "charset": "",
+    "prompt_injection": ".families",
+    "prompt_leak": ".families",
+    "json_schema": ".schema",
     "guardrails_ai": ".arguments",
 }
 
 
 def _compile_rule(rule: Rule) -> CompiledRule:
-    call = None
-    if isinstance(rule, GuardrailsRule):
-        call = ValidatorCall(
-            validator=rule.config.validator,
-            arguments=json.dumps(rule.config.arguments, sort_keys=True),
-            deadline_ms=rule.config.deadline_ms,
-        )
+    """In shadow mode a rule flags, and when it cannot run nothing comes of it."""
     return CompiledRule(
         name=rule.name,
         stages=frozenset(rule.stage),
-        action=rule.action,
-        fails_open=rule.fail == "open",
+        action=Action.FLAG if rule.shadow else rule.action,
+        fails_open=rule.shadow or rule.fail == "open",
         replacement=rule.config.replacement,
         automata=_automata(rule),
-        call=call,
+        call=_call(rule),
+        intended=rule.action if rule.shadow else None,
+        answers_only=isinstance(rule, JsonSchemaRule),
     )
+
+
+def _call(rule: Rule) -> ValidatorCall | None:
+    if isinstance(rule, GuardrailsRule):
+        name, arguments = str(rule.config.validator), rule.config.arguments
+    elif isinstance(rule, JsonSchemaRule):
+        compile_schema(rule.config.json_schema)
+        name, arguments = "json_schema", {"schema": rule.config.json_schema}
+    else:
+        return None
+    text = json.dumps(arguments, sort_keys=True)
+    return ValidatorCall(validator=name, arguments=text, deadline_ms=rule.config.deadline_ms)
 
 
 def _automata(rule: Rule) -> tuple[Automaton, ...]:
@@ -163,11 +195,28 @@ def _automata(rule: Rule) -> tuple[Automaton, ...]:
             return (
                 compile_ban_list(words=config.words, whole_words=config.whole_words, look_alikes=config.look_alikes),
             )
+        case "urls":
+            return compile_urls(allow_domains=rule.config.allow_domains, deny_domains=rule.config.deny_domains)
+        case "length":
+            return (Length(rule.config.chars_max),)
+        case "charset":
+            return (compile_charset(scripts=rule.config.scripts, deny=rule.config.deny),)
+        case "guardrails_ai" | "json_schema":
+            return ()
+        case _:
+            return _known_shapes(rule)
+
+
+def _known_shapes(rule: SecretsRule | PiiRule | InjectionRule | LeakRule) -> tuple[Automaton, ...]:
+    """Rules whose patterns are ours, of which a policy chooses by name."""
+    match rule.kind:
         case "secrets":
             return compile_secrets(formats=tuple(rule.config.formats))
         case "pii":
             return compile_pii(kinds=tuple(rule.config.kinds))
-        case "guardrails_ai":
-            return ()
+        case "prompt_injection":
+            return compile_injection(families=tuple(rule.config.families))
+        case "prompt_leak":
+            return compile_leak(families=tuple(rule.config.families))
         case _:
             assert_never(rule.kind)

@@ -63,7 +63,7 @@ class OutputGuard:
         self._buffered_chars -= len(text)
         if kept.blocked or not text:
             return kept
-        return await self._judge(text)
+        return await self._judge(channel, text)
 
     @property
     def blocked(self) -> bool:
@@ -113,8 +113,10 @@ class OutputGuard:
         self._buffered_chars -= len(text)
         return Released(text, blocked=False)
 
-    async def _judge(self, text: str) -> Released:
+    async def _judge(self, channel: str, text: str) -> Released:
         for rule in self._rules:
+            if rule.answers_only and not channel.endswith(":content"):
+                continue
             outcome = await run_call(rule, text, self._pool)
             hit = outcome.state is RuleState.RAN and not outcome.passed
             self._note(rule, outcome.state, hits=int(hit), spent_us=outcome.spent_us)

@@ -43,10 +43,12 @@ class Verdict:
     hits: int
     acted: bool
     spent_us: int | None = None
+    shadow: Action | None = None  # what the rule would do if it were not in shadow mode
 
     def line(self) -> str:
         """`stage=prompt rule=ssn action=block state=ran hits=1 acted=yes us=35`; rule names hold no space."""
         acted = "yes" if self.acted else "no"
         what = f"stage={self.stage} rule={self.rule} action={self.action}"
         text = f"{what} state={self.state} hits={self.hits} acted={acted}"
+        text = text if self.shadow is None else f"{text} shadow={self.shadow}"
         return text if self.spent_us is None else f"{text} us={self.spent_us}"

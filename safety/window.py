@@ -97,6 +97,7 @@ class OutputWindow:
             state=RuleState.STOPPED if stopped else RuleState.RAN,
             hits=hits,
             acted=hits > 0 and rule.action is not Action.FLAG,
+            shadow=rule.intended,
         )
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from guardrails.validator_base import FailResult
+from guardrails.validator_base import FailResult, PassResult, ValidationResult, Validator, register_validator
 from guardrails_ai.regex_match import RegexMatch
 from guardrails_ai.secrets_present import SecretsPresent
 from guardrails_ai.valid_length import ValidLength
 from guardrails_ai.web_sanitization import WebSanitization
+
+from safety.rules.json_schema import compile_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,20 @@ class Judgement:
     fixed: str | None
 
 
+@register_validator(name="weir/json_schema", data_type="string")  # type: ignore[misc,unused-ignore]
+class JsonSchema(Validator):  # type: ignore[misc,unused-ignore]
+    """A text passes when it is JSON of the schema."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        super().__init__(schema=schema)
+        self._matches = compile_schema(schema)
+
+    def _validate(self, value: Any, metadata: dict[str, Any]) -> ValidationResult:
+        return PassResult() if self._matches(value) else FailResult(error_message="not JSON of the schema")
+
+
 _MAKERS: dict[str, Callable[..., Any]] = {
+    "json_schema": JsonSchema,
     "regex_match": RegexMatch,
     "secrets_present": SecretsPresent,
     "valid_length": ValidLength,

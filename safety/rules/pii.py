@@ -3,6 +3,7 @@
 import string
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 
 from contracts.text import shown
 from safety.rules.port import RuleError
@@ -40,8 +41,20 @@ def is_us_social_security(text: str) -> bool:
     return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
 
 
+def is_gb_insurance(text: str) -> bool:
+    """Prefixes that HMRC never gives out."""
+    return text[:2].upper() not in ("BG", "GB", "KN", "NK", "NT", "TN", "ZZ")
+
+
+def _by_stdnum(name: str) -> Callable[[str], bool]:
+    """The check of python-stdnum's module `name`. Some refuse a day of birth that has not come: they read the date."""
+    check: Callable[[str], bool] = import_module(f"stdnum.{name}").is_valid
+    return check
+
+
 _Kind = tuple[str, int | None, Callable[[str], bool] | None]
-KINDS: dict[str, _Kind] = {
+# What a rule without kinds looks for.
+INTERNATIONAL: dict[str, _Kind] = {
     "email": (
         r"\b[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,24}\b",
         EMAIL_CHARS_MAX,
@@ -53,17 +66,50 @@ KINDS: dict[str, _Kind] = {
     "ipv4": (r"\b(?:(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\b", None, None),
     "phone": (r"\+[1-9](?:[ ().-]{0,2}[0-9]){7,14}\b", None, None),
 }
+# National numbers, each with its issuer's checksum. Short ones without letters meet it by chance (one number in ten):
+# a policy names those it wants.
+NATIONAL: dict[str, tuple[str, str | None]] = {
+    "be_national_number": (r"\b[0-9]{2}\.?[0-9]{2}\.?[0-9]{2}[ -]?[0-9]{3}[. ]?[0-9]{2}\b", "be.nn"),
+    "br_cpf": (r"\b[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}-?[0-9]{2}\b", "br.cpf"),
+    "ca_sin": (r"\b[1-9][0-9]{2}[ -]?[0-9]{3}[ -]?[0-9]{3}\b", "ca.sin"),
+    "ch_ahv": (r"\b756\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}\b", "ch.ssn"),
+    "de_tax_id": (r"\b[1-9][0-9] ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}\b", "de.idnr"),
+    "es_dni": (r"(?i)\b[0-9]{8}-?[A-Z]\b", "es.dni"),
+    "es_nie": (r"(?i)\b[XYZ]-?[0-9]{7}-?[A-Z]\b", "es.nie"),
+    "fi_hetu": (r"(?i)\b[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-Y]\b", "fi.hetu"),
+    "fr_nir": (r"\b[12378] ?[0-9]{2} ?[0-9]{2} ?(?:[0-9]{2}|2[AB]) ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}\b", "fr.nir"),
+    "gb_nhs": (r"\b[0-9]{3}[ -]?[0-9]{3}[ -]?[0-9]{4}\b", "gb.nhs"),
+    "gb_nino": (r"(?i)\b[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]\b", None),
+    "in_aadhaar": (r"\b[2-9][0-9]{3}[ -]?[0-9]{4}[ -]?[0-9]{4}\b", "in_.aadhaar"),
+    "it_codice_fiscale": (
+        r"(?i)\b[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPRST][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]\b", "it.codicefiscale",
+    ),
+    "kr_rrn": (r"\b[0-9]{6}-?[0-9]{7}\b", "kr.rrn"),
+    "mx_curp": (r"(?i)\b[A-Z]{4}[0-9]{6}[HMX][A-Z]{5}[0-9A-Z][0-9]\b", "mx.curp"),
+    "nl_bsn": (r"\b[0-9]{4}\.?[0-9]{2}\.?[0-9]{3}\b", "nl.bsn"),
+    "pl_pesel": (r"\b[0-9]{11}\b", "pl.pesel"),
+    "pt_nif": (r"\b[1-9][0-9]{8}\b", "pt.nif"),
+    "se_personnummer": (r"\b(?:19|20)?[0-9]{6}[-+][0-9]{4}\b", "se.personnummer"),
+    "tr_tckn": (r"\b[1-9][0-9]{10}\b", "tr.tckimlik"),
+    "us_itin": (r"\b9[0-9]{2}-[0-9]{2}-[0-9]{4}\b", "us.itin"),
+    "za_id": (r"\b[0-9]{13}\b", "za.idnr"),
+}  # fmt: skip
 
 
 def compile_pii(*, kinds: tuple[str, ...] = ()) -> tuple[RegexAutomaton, ...]:
-    """Automata for the named kinds, or for all of them. Raises RuleError for an unknown name."""
-    unknown = sorted(set(kinds) - set(KINDS))
+    """Automata for the named kinds, or for the INTERNATIONAL ones. Raises RuleError for an unknown name."""
+    unknown = sorted(set(kinds) - set(INTERNATIONAL) - set(NATIONAL))
     if unknown:
-        raise RuleError(f"unknown kind {shown(unknown[0])}; there are {', '.join(KINDS)}")
-    return tuple(automaton for name in kinds or tuple(KINDS) for automaton in _compiled(name))
+        names = ", ".join((*INTERNATIONAL, *NATIONAL))
+        raise RuleError(f"unknown kind {shown(unknown[0])}; there are {names}")
+    return tuple(automaton for name in kinds or INTERNATIONAL for automaton in _compiled(name))
 
 
 @cache
 def _compiled(name: str) -> tuple[RegexAutomaton, ...]:
-    pattern, cap, check = KINDS[name]
+    if name in INTERNATIONAL:
+        pattern, cap, check = INTERNATIONAL[name]
+    else:
+        pattern, module = NATIONAL[name]
+        cap, check = None, is_gb_insurance if module is None else _by_stdnum(module)
     return compile_regex(pattern=pattern, match_chars_max=cap, check=check)

@@ -59,7 +59,7 @@ def compile_regex(
     """
     if not pattern or len(pattern) > PATTERN_CHARS_MAX:
         raise RuleError(f"a pattern has 1 to {PATTERN_CHARS_MAX} characters")
-    native = _native(pattern)
+    engine = native(pattern)
     cases: dict[tuple[tuple[Edge, ...], tuple[Edge, ...]], list[Node]] = {}
     tree = parse(pattern)
     for option in tree.options if isinstance(tree, Choice) else (tree,):
@@ -72,11 +72,12 @@ def compile_regex(
         capped = dfa.longest is None or dfa.longest > cap
         longest = cap if dfa.longest is None else min(dfa.longest, cap)
         language = Language(dfa=dfa, lead=lead, trail=trail, longest=longest, capped=capped, check=check)
-        automata.append(RegexAutomaton(language, form, native))
+        automata.append(RegexAutomaton(language, form, engine))
     return tuple(automata)
 
 
-def _native(pattern: str) -> "re2._Regexp[str]":
+def native(pattern: str) -> "re2._Regexp[str]":
+    """RE2's own form of `pattern`. Raises RuleError."""
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

@@ -12,6 +12,11 @@ from safety.rules.port import Span
 from safety.rules.syntax import Edge
 
 NOTHING: tuple[Span, ...] = ()
+# What ends the host of a URL in a text, besides the slash, `?` or `#` of its path.
+HOST_STOPS = frozenset(
+    "<>\"'`(){}[]|,;\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008"
+    "\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
 
 
 def holds(edge: Edge, before: str, after: str) -> bool:
@@ -20,6 +25,8 @@ def holds(edge: Edge, before: str, after: str) -> bool:
         return not before
     if edge is Edge.END:
         return not after
+    if edge is Edge.HOST_END:
+        return not after or after in HOST_STOPS
     return (is_word(before) != is_word(after)) is (edge is Edge.BOUNDARY)
 
 
@@ -30,7 +37,10 @@ def is_word(char: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """An automaton with the assertions at its ends, a cap in characters and a check of the matched text."""
+    """An automaton with the assertions at its ends, a cap in characters and a check of the matched text.
+
+    `final`: what the check says of a match it says of every longer one from the same start.
+    """
 
     dfa: Dfa
     lead: tuple[Edge, ...]
@@ -38,6 +48,7 @@ class Language:
     longest: int
     capped: bool
     check: Callable[[str], bool] | None
+    final: bool = False
 
     @property
     def keeps_all(self) -> bool:
@@ -134,6 +145,9 @@ class RegexScanner:
             ordinals = self._live[state]
             if dfa.accepting[state]:
                 start = self._accepted(ordinals)
+                if start is None and self._language.final:
+                    del self._live[state]
+                    continue
                 if start is not None:
                     spans.append(Span(self._positions[start - self._ordinal - 1], end))
             if self._language.capped and dfa.grows[state]:

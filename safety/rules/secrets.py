@@ -4,11 +4,48 @@ A leading `\b` keeps a format from matching inside another word; what follows is
 key glued to other text is still caught.
 """
 
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 
 from contracts.text import shown
 from safety.rules.port import RuleError
 from safety.rules.regex import RegexAutomaton, compile_regex
+
+ENTROPY_BITS_MIN = 3.0  # a character; English runs at 2 to 2.6 in texts as short, random letters and digits above 3.3
+VALUE_CHARS_MIN = 16
+# No issuer's shape: a name that says it is a secret, and a value that looks drawn by chance.
+ASSIGNED = (
+    r"(?i)(?:(?:api|access|private)[_. -]?key|secret|token|passw(?:or)?d|passphrase|pwd|credential|authorization)s?"
+    r"[\"']?(?: {0,3}(?::=|=>|[:=]) {0,3}| is )(?:bearer |basic )?[\"']?[A-Za-z0-9+/=_.~!@$%^&*-]{16,}"
+)
+_NAME = re.compile(r"(?i)^.*?(?::=|=>|[:=]| is ) {0,3}(?:bearer |basic )?[\"']?")
+_PLACEHOLDERS = (
+    "your",
+    "example",
+    "xxxx",
+    "placeholder",
+    "changeme",
+    "12345678",
+    "abcdefgh",
+    "process.env",
+    "os.environ",
+)
+
+
+def is_random_value(text: str) -> bool:
+    """Does an assignment's value look drawn by chance? Letters and digits, Shannon's entropy, no known placeholder."""
+    value = _NAME.sub("", text, count=1)
+    if len(value) < VALUE_CHARS_MIN or any(word in value.lower() for word in _PLACEHOLDERS):
+        return False
+    if not (any(char.isdigit() for char in value) and any(char.isalpha() for char in value)):
+        return False
+    counts = Counter(value).values()
+    entropy = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)
+    return entropy >= ENTROPY_BITS_MIN
+
 
 FORMATS: dict[str, str] = {
     "aws_access_key": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b",
@@ -27,18 +64,34 @@ FORMATS: dict[str, str] = {
     "telegram_bot": r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}",
     "json_web_token": r"\beyJ[A-Za-z0-9_-]{10,300}\.eyJ[A-Za-z0-9_-]{10,500}\.[A-Za-z0-9_-]{16,200}",
     "weir_key": r"\bweir_[A-Za-z0-9]{38}",
+    "azure_storage_key": r"(?i)\bAccountKey=[A-Za-z0-9+/]{86}==",
+    "digitalocean_token": r"\bdo[opr]_v1_[a-f0-9]{64}",
+    "discord_webhook": r"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{17,20}/[A-Za-z0-9_-]{60,80}",
+    "docker_token": r"\bdckr_pat_[A-Za-z0-9_-]{27}",
+    "databricks_token": r"\bdapi[a-f0-9]{32}",
+    "google_oauth_secret": r"\bGOCSPX-[A-Za-z0-9_-]{28}",
+    "mailgun_key": r"\bkey-[a-f0-9]{32}\b",
+    "shopify_token": r"\bshp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}",
+    "slack_webhook": r"\bhooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/]{40,80}",
+    "square_token": r"\b(?:sq0atp-[A-Za-z0-9_-]{22}|sq0csp-[A-Za-z0-9_-]{43})",
+    "twilio_key": r"\bSK[a-f0-9]{32}\b",
+    "url_password": r"\b(?:https?|ftps?|postgres(?:ql)?|mysql|mariadb|mongodb(?:\+srv)?|rediss?|amqps?|smtps?|ssh|git)"
+    r"://[A-Za-z0-9._%+-]{0,64}:[^\s@/:\"'<>]{3,128}@[A-Za-z0-9]",
+    "assigned_secret": ASSIGNED,
 }
+BY_NAME = ("assigned_secret", "url_password")  # nobody's own shape: found where a policy names them
+ISSUED = tuple(name for name in FORMATS if name not in BY_NAME)  # what a rule without formats looks for
+_CHECKS: dict[str, Callable[[str], bool]] = {"assigned_secret": is_random_value}
 
 
 def compile_secrets(*, formats: tuple[str, ...] = ()) -> tuple[RegexAutomaton, ...]:
-    """Automata for the named formats, or for all of them. Raises RuleError for an unknown name."""
+    """Automata for the named formats, or for the ISSUED ones. Raises RuleError for an unknown name."""
     unknown = sorted(set(formats) - set(FORMATS))
     if unknown:
         raise RuleError(f"unknown format {shown(unknown[0])}; there are {', '.join(FORMATS)}")
-    chosen = formats or tuple(FORMATS)
-    return tuple(automaton for name in chosen for automaton in _compiled(name))
+    return tuple(automaton for name in formats or ISSUED for automaton in _compiled(name))
 
 
 @cache
 def _compiled(name: str) -> tuple[RegexAutomaton, ...]:
-    return compile_regex(pattern=FORMATS[name], match_chars_max=1_024)
+    return compile_regex(pattern=FORMATS[name], match_chars_max=1_024, check=_CHECKS.get(name))

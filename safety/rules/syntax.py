@@ -22,6 +22,7 @@ class Edge(StrEnum):
     END = "$"
     BOUNDARY = r"\b"
     INSIDE = r"\B"
+    HOST_END = "(end of a host)"  # of our own rules alone: no pattern that a tenant writes names it
 
 
 @dataclass(frozen=True, slots=True)

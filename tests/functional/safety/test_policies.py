@@ -7,7 +7,7 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from contracts.tenancy import PolicyRef
 from safety import published, selectors, services
 from safety.defaults import demo_document
+from safety.document import Rule
 from safety.models import Policy, PolicyVersion
 from safety.policy import CompiledPolicy, PolicyError
 from safety.published import PolicyMissing, PolicyStore
@@ -201,6 +202,32 @@ class TestPolicyAdmin:
         assert page.status_code == 200
         assert "rules[0].config.pattern: the pattern matches the empty text" in page.content.decode()
         assert not Policy.objects.exists()
+
+    def test_names_the_rule_in_each_complaint(self, admin: Client) -> None:
+        rules = [RULES[0], {**RULES[0], "name": "second", "fail": "never"}]
+        page = html.unescape(
+            admin.post(reverse("admin:safety_policy_add"), self.form(draft_rules=json.dumps(rules))).content.decode()
+        )
+        assert "Rule “second”, rules[1].fail: Input should be 'open' or 'closed'" in page
+
+    def test_shows_rules_in_words_and_what_a_rule_may_say(self, admin: Client) -> None:
+        rules = [
+            {"name": "words", "kind": "ban_list", "stage": ["prompt", "output"], "action": "block", "fail": "open",
+             "config": {"words": [f"w{number}" for number in range(10)]}},
+            {"name": "numbers", "kind": "pii", "stage": ["output"], "action": "redact"},
+        ]  # fmt: skip
+        policy = services.create_policy(name="demo", rules=rules)
+        page = admin.get(reverse("admin:safety_policy_change", args=[policy.pk])).content.decode()
+        told = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+        assert "words ban_list prompts, answers block the text passes (open) words: w0, w1" in told
+        assert "w7 and 2 more" in told
+        assert "numbers pii answers redact the text is held back (closed) as it comes" in told
+        assert 'stage list of "prompt" or "output", required' in told
+        assert "pattern (text, required)" in told
+        for rule in get_args(get_args(Rule)[0]):
+            assert f"<code>{get_args(rule.model_fields['kind'].annotation)[0]}</code>" in page
+        publish = admin.get(reverse("admin:safety_policy_publish_one", args=[policy.pk])).content.decode()
+        assert "the text passes (open)" in publish
 
     @pytest.mark.parametrize("draft", ["{", '{"a": 1}', '"text"', "[1]", "[[]]", "null", '["\\u0000"]'])
     def test_never_fails_on_a_bad_draft(self, admin: Client, draft: str) -> None:

@@ -162,6 +162,21 @@ class TestGuardWithValidators:
         assert await guard.finish("0:content") == Released("", blocked=True)
         assert guard.verdicts[0].startswith("stage=output rule=judge action=block state=ran hits=1 acted=yes us=")
 
+    @pytest.mark.parametrize(("answer", "blocked"), [('{"age": 3}', False), ('{"age": "3"}', True), ("three", True)])
+    async def test_judges_an_answer_by_a_json_schema_and_its_reasoning_not(
+        self, pool: ValidatorPool, answer: str, blocked: bool
+    ) -> None:
+        config = {"schema": {"type": "object", "properties": {"age": {"type": "integer"}}}}
+        rule = {"name": "shape", "kind": "json_schema", "stage": ["output"], "action": "block", "config": config}
+        await pool.warm()
+        guard = OutputGuard(
+            CompiledPolicy.compile({"id": "p", "version": 1, "rules": [rule]}), pool, monotonic=monotonic
+        )
+        for channel, text in (("0:reasoning", "hm"), ("0:content", answer)):
+            assert await guard.feed(channel, text) == Released("", blocked=False)
+        assert await guard.finish("0:reasoning") == Released("hm", blocked=False)
+        assert await guard.finish("0:content") == Released("" if blocked else answer, blocked=blocked)
+
     @pytest.mark.parametrize(("fail", "blocked", "acted"), [("closed", True, "yes"), ("open", False, "no")])
     async def test_follows_the_rules_fail_policy_when_it_is_late_and_says_so(
         self, pool: ValidatorPool, fail: str, blocked: bool, acted: str

@@ -7,7 +7,7 @@ import pytest
 from safety.rules.ban_list import compile_ban_list
 from safety.rules.lookalikes import LOOKALIKES
 from safety.rules.normalise import fold, read
-from safety.rules.pii import KINDS, compile_pii
+from safety.rules.pii import INTERNATIONAL, NATIONAL, compile_pii
 from safety.rules.port import Automaton, Form, RuleError, Span
 from safety.rules.secrets import FORMATS, compile_secrets
 from safety.rules.tracker import Plan, Reader, Tracker
@@ -182,7 +182,7 @@ class TestPii:
         assert found(compile_pii(kinds=(kind,)), text) == spans
 
     def test_names_what_there_is_when_a_kind_is_unknown(self) -> None:
-        with pytest.raises(RuleError, match=f"there are {', '.join(KINDS)}"):
+        with pytest.raises(RuleError, match=f"there are {', '.join((*INTERNATIONAL, *NATIONAL))}"):
             compile_pii(kinds=("passport",))
 
 

@@ -1,0 +1,118 @@
+r"""Links to hosts that a policy does not allow: where an answer could carry a tenant's data away, or a reader to.
+
+A link is what a renderer makes one of: `scheme://host…`, `//host.tld…` and `www.host.tld…` (with `\` for `/`, as
+browsers read it). It is judged when its host has ended, never on the part of a host: `https://good.com` may still
+become `https://good.com.evil.net`. A link that is refused is covered with its path and query.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from urllib.parse import unquote
+
+import re2
+
+from contracts.text import shown
+from safety.rules import automaton
+from safety.rules.port import Form, RuleError
+from safety.rules.regex import RegexAutomaton, native
+from safety.rules.scanner import HOST_STOPS, Language
+from safety.rules.syntax import Edge, parse
+
+DOMAINS_MAX = 1_000
+DOMAIN_CHARS_MAX = 253  # RFC 1035, 2.3.4
+LINK_CHARS_MAX = 1_024
+_HOST = "[^" + "".join(rf"\x{{{ord(char):X}}}" for char in sorted(HOST_STOPS | set("/?#\\"))) + "]"
+_REST = r"""[^\s<>"'`)\]]"""
+_AUTHORITY = rf"(?:{_HOST}+|\[[0-9A-Fa-f:.]{{2,45}}\](?::[0-9]{{1,5}})?)"
+_STARTS = r"(?:(?:https?|ftps?|wss?):[/\\]{1,4}|[/\\]{2}|www\.)"
+_WWW = re.compile(r"(?i)www\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """Which hosts may be linked to. A domain stands for its subdomains too; `denied` wins."""
+
+    allowed: frozenset[str]
+    denied: frozenset[str]
+
+    def refuse(self, link: str) -> bool:
+        """Does `link`, whose host is whole, lead where it must not?"""
+        start = 0 if _WWW.match(link) else _after_slashes(link)
+        authority = re.split(r"[/?#\\]", link[start:], maxsplit=1)[0]
+        if len(authority) > DOMAIN_CHARS_MAX:
+            return True
+        host = _host(authority)
+        if link[0] in "/\\" and "." not in host.strip("."):
+            return False  # a comment's or a path's slashes
+        names = _parents(host)
+        if any(name in self.denied for name in names):
+            return True
+        return bool(self.allowed) and not any(name in self.allowed for name in names)
+
+
+def compile_urls(*, allow_domains: Iterable[str], deny_domains: Iterable[str]) -> tuple[RegexAutomaton, ...]:
+    """Automata that find links to hosts outside `allow_domains` (when there are any) or in `deny_domains`.
+
+    Raises RuleError for a name that is no domain.
+    """
+    allowed, denied = (frozenset(_domain(name) for name in names) for names in (allow_domains, deny_domains))
+    if not allowed and not denied:
+        raise RuleError("a rule of links allows or denies at least one domain")
+    if len(allowed) + len(denied) > DOMAINS_MAX:
+        raise RuleError(f"a rule of links names at most {DOMAINS_MAX} domains")
+    domains = Domains(allowed, denied)
+    return (
+        _automaton(rf"(?i){_STARTS}{_AUTHORITY}[/?#\\]{_REST}*", domains),
+        _automaton(rf"(?i){_STARTS}{_AUTHORITY}", domains, trail=(Edge.HOST_END,)),
+        _automaton(rf"(?i){_STARTS}{_HOST}{{{DOMAIN_CHARS_MAX + 1}}}", None),
+    )
+
+
+def _automaton(pattern: str, domains: Domains | None, *, trail: tuple[Edge, ...] = ()) -> RegexAutomaton:
+    dfa, engine = _built(pattern)
+    language = Language(
+        dfa=dfa,
+        lead=(),
+        trail=trail,
+        longest=LINK_CHARS_MAX if dfa.longest is None else dfa.longest,
+        capped=dfa.longest is None,
+        check=None if domains is None else partial(Domains.refuse, domains),
+        final=domains is not None and not trail,
+    )
+    return RegexAutomaton(language, Form.COMPAT, engine)
+
+
+@cache
+def _built(pattern: str) -> tuple[automaton.Dfa, "re2._Regexp[str]"]:
+    """The same for every list of domains."""
+    return automaton.build(parse(pattern)), native(pattern)
+
+
+def _domain(name: str) -> str:
+    host = _host(name.strip().removeprefix("*."))
+    if not host or len(host) > DOMAIN_CHARS_MAX or not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]+", host):
+        raise RuleError(f"{shown(name)} is no domain name")
+    return host
+
+
+def _after_slashes(link: str) -> int:
+    place = re.match(r"[A-Za-z]*:?[/\\]+", link)
+    return 0 if place is None else place.end()
+
+
+def _host(authority: str) -> str:
+    """The host of an authority as browsers compare it: without user, port and last dot, decoded, in ASCII."""
+    name = unquote(authority.rpartition("@")[2])
+    name = name[1:].partition("]")[0] if name.startswith("[") else re.sub(r":[0-9]*$", "", name)
+    name = name.strip(".").lower()
+    try:
+        return name.encode("idna").decode("ascii") if not name.isascii() else name
+    except UnicodeError:
+        return name
+
+
+def _parents(host: str) -> list[str]:
+    labels = host.split(".")
+    return [".".join(labels[index:]) for index in range(len(labels))]
