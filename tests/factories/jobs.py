@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from billing.clickhouse.shapes import RequestRow
 from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings, UsageRecord
 from contracts.money import PriceCard
 from contracts.tokens import TokenCounts
@@ -79,3 +80,16 @@ def make_record(ticket: Ticket = _TICKET, **changes: Any) -> UsageRecord:
         end_user_hash="",
     )
     return replace(record, **changes)
+
+
+def make_row(ticket: Ticket = _TICKET, **changes: Any) -> RequestRow:
+    """What reports know of a request whose answer came to its end."""
+    row = RequestRow(
+        request_id=ticket.request_id, revision=1, tenant_id=ticket.tenant_id, project_id=ticket.project_id,
+        api_key_id=ticket.api_key_id, model=ticket.model, pool=ticket.pool, endpoint=ticket.endpoint.value,
+        service_class=ticket.service_class.value, stream=ticket.stream, admitted_at_ms=ticket.admitted_at_ms,
+        billed_at_ms=1, prompt_tokens=7, cached_tokens=0, completion_tokens=2, reasoning_tokens=0, delivered_tokens=2,
+        ttft_ms=1.0, itl_ms=1.0, total_ms=2.0, outcome="ok", finish_reason="stop", error_code="", attempt=1,
+        worker_id="w1", price_card_id="pc1", currency="USD", cost_nano=11_000, log_key="",
+    )  # fmt: skip
+    return replace(row, **changes)

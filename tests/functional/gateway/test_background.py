@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from billing.clickhouse.shapes import RequestRow
 from contracts.errors import Unavailable
-from contracts.jobs import ServiceClass, Ticket
+from contracts.jobs import ServiceClass
 from contracts.tenancy import TenantContext
 from controlplane.background.bringing import AnswerKeeper
 from controlplane.background.keeping import KeptInDatabase
@@ -28,9 +28,11 @@ from stores.system import SystemClock
 from tenants import selectors, services
 from tenants.models import ApiKey, BackgroundRequest
 from tenants.services import set_limits
+from tests.factories.jobs import make_row
 from tests.functional.gateway.cast import MODEL, POOL, PRICE, chat_frames
 from tests.functional.gateway.conftest import Gateway
 from tests.functional.gateway.test_lifecycle import data_of
+from tests.functional.gateway.test_matrix import AcmesReceipts, actions, is_not_found
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -132,9 +134,9 @@ async def _no_pools() -> list[str]:
     return []
 
 
-def customer() -> tuple[ApiKey, str]:
-    plan = services.create_plan(name="plan")
-    tenant = services.create_tenant(name="acme", plan=plan)
+def customer(name: str = "acme") -> tuple[ApiKey, str]:
+    plan = services.create_plan(name=f"plan of {name}")
+    tenant = services.create_tenant(name=name, plan=plan)
     project = services.create_project(tenant=tenant, name="default")
     return services.create_key(project=project, name="key")
 
@@ -155,18 +157,6 @@ def valid(document: dict[str, Any]) -> None:
     """As the API document describes a request."""
     schema = {"$ref": "#/components/schemas/Request", "components": openapi()["components"]}
     Draft202012Validator(schema).validate(document)
-
-
-def metered(ticket: Ticket, **changes: Any) -> RequestRow:
-    row = RequestRow(
-        request_id=ticket.request_id, revision=1, tenant_id=ticket.tenant_id, project_id=ticket.project_id,
-        api_key_id=ticket.api_key_id, model=ticket.model, pool=ticket.pool, endpoint=ticket.endpoint.value,
-        service_class="interactive", stream=False, admitted_at_ms=ticket.admitted_at_ms, billed_at_ms=1,
-        prompt_tokens=7, cached_tokens=0, completion_tokens=2, reasoning_tokens=0, delivered_tokens=2, ttft_ms=1.0,
-        itl_ms=1.0, total_ms=2.0, outcome="ok", finish_reason="stop", error_code="", attempt=1, worker_id="w1",
-        price_card_id="pc1", currency="USD", cost_nano=11_000, log_key="",
-    )  # fmt: skip
-    return replace(row, **changes)
 
 
 class TestAccepted:
@@ -382,6 +372,40 @@ class TestCancel:
         assert (await owner.get(request_id)).json()["outcome"] == "cancelled"
 
 
+class TestAnotherTenant:
+    @pytest.fixture
+    def receipts(self) -> AcmesReceipts:
+        return AcmesReceipts()
+
+    @pytest.mark.parametrize("stand", ["waits", "runs", "is kept", "is kept in the database alone"])
+    async def test_finds_it_by_no_route(self, owner: Owner, stand: str) -> None:
+        request_id = await owner.accepted()
+        if stand == "runs":
+            await owner.gateway.worker.claim()
+        elif stand != "waits":
+            await owner.gateway.worker.serve(["of acme"])
+            await owner.keep()
+        if stand == "is kept in the database alone":
+            await owner.lose_redis()
+        row, _ = await ask(customer, "mallory")
+        context = await ask(selectors.load_context_of, str(row.id))
+        assert isinstance(context, TenantContext)
+        mallory = owner.gateway.directory.issue(context)
+        for action in actions():
+            await is_not_found(owner.gateway, request_id, action, key=mallory)
+        document = (await owner.get(request_id)).json()
+        assert document["status"] == {"waits": "queued", "runs": "running"}.get(stand, "ended")
+        assert document["outcome"] in (None, "ok")
+
+    async def test_has_an_idempotency_key_of_its_own(self, owner: Owner) -> None:
+        mine = await owner.accepted(key="shared")
+        row, _ = await ask(customer, "mallory")
+        context = await ask(selectors.load_context_of, str(row.id))
+        assert isinstance(context, TenantContext)
+        mallory = replace(owner, context=context, key=owner.gateway.directory.issue(context))
+        assert await mallory.accepted(key="shared") != mine
+
+
 class TestRebuild:
     async def test_ends_each_request_once_and_bills_it_once(self, owner: Owner) -> None:
         worker = owner.gateway.worker
@@ -396,7 +420,7 @@ class TestRebuild:
         await owner.lose_redis()
         assert before == 2
 
-        row = metered(claim.ticket, finish_reason="length", budget_cut=True, stopped_by="budget")
+        row = make_row(claim.ticket, finish_reason="length", budget_cut=True, stopped_by="budget")
         assert await owner.rebuild(metered=row) == {Fate.ENDED: 1, Fate.BACK: 2}
         assert await owner.rebuild(metered=row) == {Fate.THERE: 2}
         assert await worker.step(cut, chat_frames(cut.ticket, ["half"])[:1], first_seq=2)  # its fence holds no more

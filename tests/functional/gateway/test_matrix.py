@@ -3,15 +3,21 @@
 import ast
 import inspect
 import textwrap
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from contracts.outcomes import JobState
 from gateway.edge.app import InferenceApp
 from stores.system import mint_request_id
+from tests.factories.jobs import make_row
+from tests.functional.gateway.cast import CONTEXT
 from tests.functional.gateway.conftest import Gateway
-from tests.functional.gateway.test_lifecycle import running
+from tests.functional.gateway.test_lifecycle import PATH, STREAM, running
 from tests.functional.gateway.test_realtime import event, say, socket
+
+Stand = Callable[[Gateway], Awaitable[str]]
 
 
 def actions() -> list[str]:
@@ -23,38 +29,84 @@ def actions() -> list[str]:
     return found
 
 
-class NoReceipts:
-    """Nobody's receipt is here."""
+class AcmesReceipts:
+    """Each request of acme has one."""
 
-    async def receipt(self, *, request_id: str, tenant_id: str) -> None:
-        return None
+    async def receipt(self, *, request_id: str, tenant_id: str) -> dict[str, Any] | None:
+        return {"receipt": {"request_id": request_id}} if tenant_id == CONTEXT.tenant_id else None
 
     async def keys(self) -> dict[str, bytes]:
         return {}
 
 
 @pytest.fixture
-def receipts() -> NoReceipts:
-    return NoReceipts()
+def receipts() -> AcmesReceipts:
+    return AcmesReceipts()
+
+
+async def is_not_found(gateway: Gateway, request_id: str, action: str, *, key: str, form: str = "{}") -> None:
+    """By any method of the route, and in the words for a request that does not exist."""
+    answers = []
+    for one in (request_id, mint_request_id()):
+        path = f"/v1/requests/{form.format(one)}" + (f"/{action}" if action else "")
+        for method in InferenceApp(gateway.services)._routes(path):
+            answer = await gateway.http.request(method, path, headers=gateway.auth(key))
+            assert answer.status_code == 404, (method, path)
+            answers.append(answer.text.replace(one, "ID"))
+    assert len(set(answers[: len(answers) // 2])) == len(set(answers))
+
+
+async def queued(gateway: Gateway) -> str:
+    body = STREAM | {"on_disconnect": "continue"}
+    async with gateway.http.stream("POST", PATH, json=body, headers=gateway.auth()) as answer:
+        return answer.headers["x-request-id"]
+
+
+async def claimed(gateway: Gateway) -> str:
+    claim, _ = await running(gateway, ["a"])
+    return str(claim.ticket.request_id)
+
+
+async def settled(gateway: Gateway) -> str:
+    claim, frames = await running(gateway, ["a"])
+    await gateway.worker.step(claim, frames, first_seq=1)
+    await gateway.worker.end(claim, last_seq=len(frames))
+    return str(claim.ticket.request_id)
+
+
+async def metered(gateway: Gateway) -> str:
+    request_id = await settled(gateway)
+    status = await gateway.queue.status(request_id=request_id)
+    assert status is not None
+    gateway.directory.rows[CONTEXT.tenant_id, request_id] = make_row(status.ticket)
+    await gateway.services.redis.flushall()
+    return request_id
+
+
+async def refused(gateway: Gateway) -> str:
+    answer = await gateway.http.post(PATH, json=STREAM | {"temperature": 9}, headers=gateway.auth())
+    assert answer.status_code == 400
+    return str(answer.headers["x-request-id"])
 
 
 class TestForeignRequest:
     @pytest.mark.parametrize("action", actions())
     @pytest.mark.parametrize("form", ["{}", "chatcmpl-{}", "resp_{}"])
     async def test_is_not_found_by_any_method_of_any_route(self, gateway: Gateway, action: str, form: str) -> None:
-        claim, _ = await running(gateway, ["a"])
-        theirs, unknown = claim.ticket.request_id, mint_request_id()
-        answers = []
-        for request_id in (theirs, unknown):
-            path = f"/v1/requests/{form.format(request_id)}" + (f"/{action}" if action else "")
-            for method in InferenceApp(gateway.services)._routes(path):
-                answer = await gateway.http.request(method, path, headers=gateway.auth(gateway.mallory))
-                assert answer.status_code == 404, (method, path)
-                answers.append(answer.text.replace(request_id, "ID"))
-        assert len(set(answers[: len(answers) // 2])) == len(set(answers))  # as for one that does not exist
-        status = await gateway.queue.status(request_id=theirs)
+        request_id = await claimed(gateway)
+        await is_not_found(gateway, request_id, action, key=gateway.mallory, form=form)
+        status = await gateway.queue.status(request_id=request_id)
         assert status is not None
         assert status.state is JobState.RUNNING
+
+    @pytest.mark.parametrize("stand", [queued, claimed, settled, metered, refused], ids=lambda stand: stand.__name__)
+    async def test_is_not_found_wherever_it_stands(self, gateway: Gateway, stand: Stand) -> None:
+        request_id = await stand(gateway)
+        for action in actions():
+            await is_not_found(gateway, request_id, action, key=gateway.mallory)
+            if action in ("", "receipt"):
+                own = await gateway.http.get(f"/v1/requests/{request_id}/{action}", headers=gateway.auth())
+                assert own.status_code == 200, action
 
     async def test_is_not_cancelled_over_a_websocket(self, gateway: Gateway) -> None:
         claim, _ = await running(gateway, ["a"])
