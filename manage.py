@@ -13,9 +13,9 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
 
-    from django.core.management import execute_from_command_line
+    from controlplane.commandline import run
 
-    execute_from_command_line(sys.argv)
+    run(sys.argv)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from controlplane.env import environment
+from controlplane.local.paths import sweep_short_paths
 from controlplane.local.testing import Stores
 from stores.redis import open_redis
 
@@ -95,6 +96,13 @@ def django_db_modify_db_settings(postgres_url: str) -> None:
 
     for given in (django_settings.DATABASES["default"], connections["default"].settings_dict):
         given.update(database_from_url(postgres_url))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _leaves_no_short_paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A platform that a test killed, or a layout that nothing ran in, leaves the link that leads to its folder."""
+    yield
+    sweep_short_paths(under=tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True, scope="session")

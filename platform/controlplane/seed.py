@@ -5,7 +5,7 @@ only when this call made it.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -26,7 +26,9 @@ from safety.defaults import demo_document
 from safety.models import Policy
 from safety.services import create_policy, publish_policy
 from tenants.models import ApiKey, KeyScope, Plan, Project, Tenant
+from tenants.selectors import load_contexts
 from tenants.services import change_tenant, create_key, create_plan, create_project, create_tenant, set_limits
+from tenants.services.keys import digests_of
 
 TENANTS = ("Acme", "Basic Bakery")
 ADMIN = "admin"
@@ -56,16 +58,23 @@ class Demo:
     admin_password: str | None
 
 
-def seed_demo() -> Demo:
-    """Make what is missing of the demo."""
+def seed_demo(*, known: Sequence[str | None] = (None, None)) -> Demo:
+    """Make what is missing of the demo. `known`: its keys as an earlier call showed them.
+
+    A key that still works is the demo, whatever its tenant, project, plan or policy are called by now.
+    """
     call_command("migrate", interactive=False, verbosity=0)
     with transaction.atomic():
         _model()
-        policy = _policy()
-        plan = _found(Plan, {"name": "Demo"}, _plan)
-        keys = [_tenant(name, plan, policy) for name in TENANTS]
-        password = _admin()
-    return Demo(api_key=keys[0], other_api_key=keys[1], admin_user=ADMIN, admin_password=password)
+        keys = [None if text and _works(text) else _tenant(name) for name, text in zip(TENANTS, known, strict=True)]
+        admin, password = _admin()
+    return Demo(api_key=keys[0], other_api_key=keys[1], admin_user=admin, admin_password=password)
+
+
+def _works(text: str) -> bool:
+    """Whether the text is that of a key which is neither revoked nor expired; its tenant may be suspended."""
+    [found] = load_contexts([digests_of(text)])
+    return found is not None
 
 
 def _model() -> None:
@@ -94,8 +103,10 @@ def _plan() -> Plan:
     return plan
 
 
-def _tenant(name: str, plan: Plan, policy: Policy) -> str | None:
+def _tenant(name: str) -> str | None:
     """The tenant (the first opts in to evaluation logs) with a project; its key's text when this call made the key."""
+    policy = _policy()
+    plan = _found(Plan, {"name": "Demo"}, _plan)
     logged = name == TENANTS[0]
     find_tenant = {"name": name, "closed_at": None}
     tenant = _found(Tenant, find_tenant, lambda: create_tenant(name=name, plan=plan, evaluation_log=logged))
@@ -110,12 +121,14 @@ def _tenant(name: str, plan: Plan, policy: Policy) -> str | None:
     return text
 
 
-def _admin() -> str | None:
-    if User.objects.filter(username=ADMIN).exists():
-        return None
+def _admin() -> tuple[str, str | None]:
+    """The first superuser, by the name that it has now, and its password when this call made it."""
+    first = User.objects.filter(is_superuser=True).order_by("pk").first()
+    if first is not None:
+        return first.username, None
     password = secrets.token_urlsafe(15)
     User.objects.create_superuser(ADMIN, email="", password=password)
-    return password
+    return ADMIN, password
 
 
 def _found(model: type[M], which: dict[str, Any], make: Callable[[], M]) -> M:

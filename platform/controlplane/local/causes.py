@@ -33,8 +33,14 @@ _DATABASE_SIGNS = ('database "', "does not exist")
 GENERAL = "see that it runs and that {variable} names its host, port, user and password; locally: `make up`"
 
 
-def find_fix(*, variable: str, said: str) -> str:
-    """One sentence that says what to change, for what a client said."""
+_DOWN = 1  # the row of `_CAUSES` for a server that does not run
+_OURS = "nothing listens there: `make up` starts it (`make ps` says whether it runs)"
+
+
+def find_fix(*, variable: str, said: str, is_ours: bool = False) -> str:
+    """One sentence that says what to change, for what a client said. `is_ours`: `make up` starts this server."""
+    if is_ours and any(sign in said for sign in _CAUSES[_DOWN][0]):
+        return _OURS
     if all(sign in said for sign in _DATABASE_SIGNS):
         name = said.partition('database "')[2].partition('"')[0]
         return f"create it there (`createdb {name}`), or name another database in {variable}"

@@ -14,8 +14,10 @@ import json
 import os
 import select
 import signal
+import socket
+import stat
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +65,8 @@ class ChildSpec:
     pulse_file: Path | None = None
     # A file of the child that names a process of its own: (role, path), e.g. a worker's engine.
     reports: tuple[tuple[str, Path], ...] = ()
+    # Sockets that it makes outside the state directory and leaves there: removed once it has ended.
+    leaves: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +238,13 @@ class PidRecord:
     identity: Identity
     signum: signal.Signals
     deadline: float
+    leaves: tuple[Path, ...] = ()
 
 
 def write_pid(*, path: Path, identity: Identity, spec: ChildSpec) -> None:
     """Leaves the child's identity for a later supervisor."""
     record = {"pid": identity.pid, "started": identity.started}
-    how = {"signal": int(spec.stop_signal), "deadline": spec.stop_deadline}
+    how = {"signal": int(spec.stop_signal), "deadline": spec.stop_deadline, "leaves": [*map(str, spec.leaves)]}
     write_private(path, json.dumps({**record, **how}))
 
 
@@ -248,9 +253,26 @@ def read_pid(*, path: Path) -> PidRecord | None:
     try:
         found = json.loads(path.read_text())
         identity = Identity(pid=int(found["pid"]), started=int(found["started"]))
-        return PidRecord(identity, signal.Signals(int(found["signal"])), float(found["deadline"]))
+        how = signal.Signals(int(found["signal"])), float(found["deadline"])
+        return PidRecord(identity, *how, leaves=tuple(Path(path) for path in found.get("leaves", ())))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
+
+
+def remove_sockets(paths: Iterable[Path]) -> None:
+    """Removes sockets that a server of ours left behind. One that is another user's, or still answers, stays."""
+    for path in paths:
+        try:
+            found = path.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1.0)
+                probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:  # it is gone, or somebody's who is busy
+            continue
 
 
 class LocalServer:
@@ -287,6 +309,7 @@ class LocalServer:
         if identity is not None:
             stop_group(identity=identity, signum=self.spec.stop_signal, deadline=self.spec.stop_deadline)
         process.wait(timeout=5)
+        remove_sockets(self.spec.leaves)
         self._process = None
 
 

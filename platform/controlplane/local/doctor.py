@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,14 @@ def hide_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{where}"))
 
 
-async def examine(*, env: Mapping[str, str]) -> list[Finding]:
-    """All checks, one after the other (their output is read by a person)."""
+def is_ours(url: str, *, ports: Collection[int]) -> bool:
+    """True for a server that `make up` starts here: `ports` are those that it gave out."""
+    parts = urlsplit(url)
+    return parts.hostname == "127.0.0.1" and parts.port in ports
+
+
+async def examine(*, env: Mapping[str, str], ports: Collection[int] = ()) -> list[Finding]:
+    """All checks, one after the other (their output is read by a person). `ports`: of the stores started here."""
     checks: tuple[tuple[str, str, Check], ...] = (
         ("PostgreSQL", "DATABASE_URL", check_postgres),
         ("Redis", "REDIS_URL", check_redis),
@@ -63,10 +69,10 @@ async def examine(*, env: Mapping[str, str]) -> list[Finding]:
         ("S3", "S3_URL", check_s3),
         ("engine", "WEIR_ENGINE", check_engine),
     )
-    return [await _run(name, variable, check, env) for name, variable, check in checks]
+    return [await _run(name, variable, check, env, ports) for name, variable, check in checks]
 
 
-async def _run(name: str, variable: str, check: Check, env: Mapping[str, str]) -> Finding:
+async def _run(name: str, variable: str, check: Check, env: Mapping[str, str], ports: Collection[int]) -> Finding:
     variable, url = _address(variable, env)
     if not url and variable != "WEIR_ENGINE":
         return Finding(name, f"{variable} is not set", fix=f"`make up` starts one here, or set {variable}")
@@ -82,7 +88,7 @@ async def _run(name: str, variable: str, check: Check, env: Mapping[str, str]) -
     except Exception as error:  # noqa: BLE001 - whatever a client raises is the finding
         said = str(error).strip()
         detail = f"{where}: {type(error).__name__}: {' '.join(said.split())[:300]}"
-        return Finding(name, detail, fix=find_fix(variable=variable, said=said))
+        return Finding(name, detail, fix=find_fix(variable=variable, said=said, is_ours=is_ours(url, ports=ports)))
 
 
 def _address(variable: str, env: Mapping[str, str]) -> tuple[str, str]:

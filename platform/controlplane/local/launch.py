@@ -30,12 +30,13 @@ from rich.markup import escape
 from controlplane.local import demo, model
 from controlplane.local.children import Identity, die_with_parent, ends_within
 from controlplane.local.output import open_console, tolerate_output
-from controlplane.local.paths import Layout, quote_env, write_private
-from controlplane.local.plan import Plan, PlanFailed, choose_engine, make_plan, read_settings
+from controlplane.local.paths import Layout, quote_env, sweep_short_paths, write_private
+from controlplane.local.plan import SHARED, Plan, PlanFailed, choose_engine, make_plan, read_settings
 from controlplane.local.ports import NoFreePort
 from controlplane.local.postgres import ClusterFailed
 from controlplane.local.progress import Reporter, say_waiting
 from controlplane.local.secrets_file import load_or_make
+from controlplane.local.standing import find_ignored
 from controlplane.local.supervisor import (
     AlreadyRunning,
     ChildFailed,
@@ -47,8 +48,6 @@ from controlplane.local.supervisor import (
 
 _DETACHED_DEADLINE_SECONDS = 1_800.0
 _DOWN_DEADLINE_SECONDS = 120.0
-# What `manage.py` typed by hand must know to find what runs here.
-_SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "S3_URL", "ENGINE_URL")
 _REASONS = {
     errno.ENOSPC: "the disk is full: free some space and run it again",
     errno.EDQUOT: "your disk quota is used up: free some space and run it again",
@@ -98,6 +97,7 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool, until_p
         return _fail(console, _explain(error))
     try:
         _write_holder(layout)
+        sweep_short_paths()
         for name in stop_leftovers(layout=layout):
             console.print(f"  [yellow]stopped {name}, left over from a run that was killed[/]")
         plan = _prepare(layout=layout, console=console)
@@ -166,9 +166,15 @@ def _spawn_supervisor(layout: Layout, until_pid: int | None) -> subprocess.Popen
 
 
 def report_running(*, layout: Layout, console: Console) -> int:
-    """Says that one runs already, and how to reach it."""
+    """Says that one runs already, and how to reach it; or that it is not the one that was asked for."""
     holder = read_holder(layout=layout)
     who = "" if holder is None else f" (process {holder.pid})"
+    try:
+        ignored = find_ignored(layout=layout, settings=read_settings(layout=layout))
+    except PlanFailed as failure:
+        return _fail(console, str(failure))
+    if ignored:
+        return _fail(console, f"Weir runs here already{who}, and {ignored}: `make down` first, then `make up` again")
     console.print(f"Weir runs here already{who}; `make ps` lists its processes, `make down` stops it.")
     if _is_serving(layout) and layout.demo_file.exists():
         demo.print_panel(console=console, demo=json.loads(layout.demo_file.read_text()), measured=None)
@@ -232,7 +238,7 @@ def _prepare(*, layout: Layout, console: Console) -> Plan:
         python = _make_engine(layout=layout, console=console)
     secrets = load_or_make(layout=layout)
     plan = make_plan(layout=layout, settings=settings, secrets=secrets, engine=engine, engine_python=python)
-    names = [name for name in plan.env if name in _SHARED or name.startswith("WEIR_")]
+    names = [name for name in plan.env if name in SHARED or name.startswith("WEIR_")]
     write_private(layout.env_file, "".join(f"{name}={quote_env(plan.env[name])}\n" for name in sorted(names)))
     for note in plan.notes:
         console.print(f"  [yellow]{escape(note)}[/]")

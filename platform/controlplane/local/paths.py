@@ -119,6 +119,22 @@ class Layout:
             raise FileExistsError(17, "another file has the name of the short path to .weir; remove it", str(self.home))
 
 
+def sweep_short_paths(*, under: Path | None = None) -> list[Path]:
+    """Removes this user's short paths that lead nowhere any more, or to what lies below `under`; returns them.
+
+    A platform that was killed, or whose folder was deleted while it ran, could not do it.
+    """
+    swept = []
+    for link in Path(tempfile.gettempdir()).glob(f"weir-{os.getuid()}-{'[0-9a-f]' * 8}"):
+        if not link.is_symlink() or link.lstat().st_uid != os.getuid():
+            continue
+        target = link.readlink()
+        if not target.exists() or (under is not None and target.is_relative_to(under)):
+            link.unlink(missing_ok=True)
+            swept.append(link)
+    return swept
+
+
 def user_cache() -> Path:
     """What clones of one user share: the engine's environment and the converted model."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -30,6 +30,10 @@ ENGINES = ("vllm", "simulated")
 WORKER = "worker-1"
 
 
+# What `manage.py` typed by hand must know to find what runs here.
+SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "S3_URL", "ENGINE_URL")
+
+
 class PlanFailed(Exception):
     """What was asked for cannot be started; the text says why and what to do."""
 
@@ -106,9 +110,9 @@ def make_plan(
 
 
 def _gateway_port(draft: _Draft) -> int:
-    asked = draft.settings.get("PORT") or draft.settings.get("WEIR_PORT")
-    if asked:
-        return draft.ports.keep(name="gateway", port=_asked_port(asked))
+    asked = find_asked_port(settings=draft.settings)
+    if asked is not None:
+        return draft.ports.keep(name="gateway", port=_require_free(asked))
     # The port of the last start first: base URLs that people wrote down stay true.
     port = find_gateway_port(preferred=draft.ports.find(name="gateway") or GATEWAY_PORT)
     if port != GATEWAY_PORT:
@@ -116,12 +120,19 @@ def _gateway_port(draft: _Draft) -> int:
     return draft.ports.keep(name="gateway", port=port)
 
 
-def _asked_port(asked: str) -> int:
-    """The port that PORT names, when a server may listen there now. Raises PlanFailed."""
+def find_asked_port(*, settings: Mapping[str, str]) -> int | None:
+    """The port that PORT names, free or not; None when it names none. Raises PlanFailed."""
+    asked = settings.get("PORT") or settings.get("WEIR_PORT")
+    if not asked:
+        return None
     is_number = asked.isascii() and asked.isdigit() and len(asked) <= PORT_DIGITS_MAX
     if not is_number or not 1 <= int(asked) <= PORT_MAX:
         raise PlanFailed(f"PORT={asked} is not a port: give a number from 1 to {PORT_MAX}, or leave it out")
-    port = int(asked)
+    return int(asked)
+
+
+def _require_free(port: int) -> int:
+    """The port, when a server may listen there now. Raises PlanFailed."""
     refusal = find_refusal(port)
     if refusal == errno.EACCES:
         raise PlanFailed(f"PORT={port} is kept for root: choose one from 1024 on, or leave it out")

@@ -126,6 +126,10 @@ class PortBook:
         write_private(self._path, json.dumps(self._ports, indent=2) + "\n")
         return port
 
+    def all(self) -> frozenset[int]:
+        """Every port that is written down."""
+        return frozenset(self._ports.values())
+
     def find(self, *, name: str) -> int | None:
         """The port kept for `name`, free or not."""
         return self._ports.get(name)

@@ -32,7 +32,8 @@ def main() -> int:
     path = Path(os.environ["WEIR_HOME"]) / "demo.json"
     base = f"http://127.0.0.1:{os.environ['WEIR_PORT']}"
     call_command("migrate", interactive=False, verbosity=1)
-    demo = seed_demo()
+    before = json.loads(path.read_text()) if path.exists() else {}
+    demo = seed_demo(known=(before.get("api_key"), before.get("other_api_key")))
     seeded = {
         "base_url": f"{base}/v1",
         "model": os.environ["WEIR_MODEL"],
@@ -42,7 +43,6 @@ def main() -> int:
         "admin_user": demo.admin_user,
         "admin_password": demo.admin_password,
     }
-    before = json.loads(path.read_text()) if path.exists() else {}
     after = merge(before=before, seeded=seeded)
     missing = [name for name in seeded if after.get(name) is None]
     if missing:

@@ -194,7 +194,15 @@ def seaweed(
         # It would take 15 s, waiting for its own streams to end; what was acknowledged is written by then.
         stop_deadline=2.0,
         prepare=make_bucket,
+        leaves=_grpc_sockets(ports),
     )
+
+
+def _grpc_sockets(ports: S3Ports) -> tuple[Path, ...]:
+    """What SeaweedFS makes for its gRPC ports in a place that cannot be told to it, and leaves there."""
+    parts = {"s3": ports.s3_grpc, "master": ports.master_grpc, "volume": ports.volume_grpc, "filer": ports.filer_grpc}
+    folder = Path("/tmp")  # noqa: S108 - its place, whatever TMPDIR says
+    return tuple(folder / f"seaweedfs-{part}-grpc-{port}.sock" for part, port in parts.items())
 
 
 def open_s3(*, url: str) -> tuple[S3Client, str]:

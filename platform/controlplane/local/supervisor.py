@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from controlplane.local.children import (
     NotReady,
     is_group_alive,
     read_pid,
+    remove_sockets,
     spawn,
     stop_group,
     wait_ready,
@@ -73,6 +75,8 @@ class Child:
     identity: Identity | None = None
     deaths: int = 0  # in a row
     restarts: int = 0
+    restarted_at: float | None = None  # by the monotonic clock, which the processes of a machine share
+    serving_since: float | None = None  # by the loop's clock
     reason: str = ""
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -148,6 +152,7 @@ class Supervisor:
             served = await self._live_once(child)
             if child.state is State.DONE:
                 return
+            child.serving_since = None
             verdict = decide(policy=self._policy, deaths_before=child.deaths, served_seconds=served)
             child.deaths = verdict.deaths
             if isinstance(verdict, GiveUp) or child.spec.once:
@@ -227,12 +232,14 @@ class Supervisor:
 
     def _serve(self, child: Child, state: State) -> None:
         child.reason = ""
+        child.serving_since = asyncio.get_running_loop().time()
         self._to(child, state)
         child.up.set()
         self._write_run_file()
 
     async def _back_off(self, child: Child, verdict: Again) -> None:
         child.restarts += 1
+        child.restarted_at = time.monotonic()
         self._to(child, State.BACKING_OFF)
         self._write_run_file()
         await asyncio.sleep(verdict.wait)
@@ -257,7 +264,15 @@ class Supervisor:
             with suppress(OSError):  # a full disk: what serves goes on, and in a second it is tried again
                 for child in self.children.values():
                     logs.rotate(path=self._log_of(child))
+            self._forgive()
             self._write_run_file()
+
+    def _forgive(self) -> None:
+        """What has served for a while no longer dies in a row: so `decide` has it too."""
+        now = asyncio.get_running_loop().time()
+        for child in self.children.values():
+            if child.serving_since is not None and now - child.serving_since >= self._policy.stable_seconds:
+                child.deaths = 0
 
     async def _stop_all(self) -> None:
         """Stops wave after wave, the highest first."""
@@ -306,6 +321,7 @@ class Supervisor:
         self._pid_file(child).unlink(missing_ok=True)
         for _, path in child.spec.reports:
             path.unlink(missing_ok=True)
+        remove_sockets(child.spec.leaves)
 
     def _to(self, child: Child, state: State) -> None:
         child.state = state
@@ -325,7 +341,7 @@ class Supervisor:
             pid = None if child.identity is None else child.identity.pid
             row = {"name": child.spec.name, "role": child.spec.role, "pid": pid, "port": child.spec.port}
             life = {"state": str(child.state), "deaths": child.deaths, "restarts": child.restarts}
-            rows.append({**row, **life, "reason": child.reason})
+            rows.append({**row, **life, "restarted_at": child.restarted_at, "reason": child.reason})
             if pid is not None:
                 rows += [
                     {"name": f"{child.spec.name}.{role}", "role": role, "port": None, **read_report(path=path)}
@@ -411,6 +427,8 @@ def stop_leftovers(*, layout: Layout) -> list[str]:
         if found is not None and found.identity.is_running():
             stop_group(identity=found.identity, signum=found.signum, deadline=found.deadline)
             stopped.append(path.name.removesuffix(".pid.json"))
+        if found is not None:
+            remove_sockets(found.leaves)
         path.unlink(missing_ok=True)
     layout.run_file.unlink(missing_ok=True)
     return stopped

@@ -1,14 +1,17 @@
 """The demo's seed: makes what is missing once, and shows a secret only when it made it."""
 
+from django.contrib.auth.models import User
 from redis import Redis
 
 from billing.selectors import price_card
 from controlplane.env import environment
 from controlplane.seed import seed_demo
+from safety.models import Policy
 from stores.secrets import KEY_PEPPER, derive
 from tenants.auth.keys import digest
-from tenants.models import ApiKey, Tenant
+from tenants.models import ApiKey, Plan, Project, Tenant
 from tenants.selectors import load_context
+from tenants.services import revoke_key
 
 
 class TestSeedDemo:
@@ -31,3 +34,23 @@ class TestSeedDemo:
         again = seed_demo()
         assert (again.api_key, again.other_api_key, again.admin_password) == (None, None, None)
         assert (Tenant.objects.count(), ApiKey.objects.count()) == before
+
+    def test_finds_the_demo_by_its_keys_whatever_it_is_called_by_now(self, db: None, wired: Redis) -> None:
+        demo = seed_demo()
+        for model in (Tenant, Project, ApiKey, Plan, Policy):
+            for row in model.objects.all():
+                model.objects.filter(pk=row.pk).update(name=f"Renamed {row.pk}")
+        User.objects.filter(username="admin").update(username="ada")
+        before = [model.objects.count() for model in (Tenant, Project, ApiKey, Plan, Policy, User)]
+        again = seed_demo(known=(demo.api_key, demo.other_api_key))
+        assert (again.api_key, again.other_api_key, again.admin_password) == (None, None, None)
+        assert again.admin_user == "ada"
+        assert [model.objects.count() for model in (Tenant, Project, ApiKey, Plan, Policy, User)] == before
+
+    def test_makes_a_new_key_where_the_known_one_was_revoked(self, db: None, wired: Redis) -> None:
+        demo = seed_demo()
+        for key in ApiKey.objects.all():
+            revoke_key(key=key)
+        again = seed_demo(known=(demo.api_key, demo.other_api_key))
+        assert again.api_key not in (None, demo.api_key)
+        assert Tenant.objects.count() == 2

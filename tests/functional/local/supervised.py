@@ -36,6 +36,14 @@ while True:
 """
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 PULSING = "import pathlib, sys, time\nwhile True: pathlib.Path(sys.argv[1]).touch(); time.sleep(0.02)"
+# Like SeaweedFS: it makes a socket elsewhere and leaves it there.
+LEAVING = """
+import os, signal, socket, sys
+for path in sys.argv[2], sys.argv[1]:
+    if os.path.exists(path): os.unlink(path)
+    door = socket.socket(socket.AF_UNIX); door.bind(path); door.listen(8)
+signal.pause()
+"""
 STUBBORN = SERVER.replace("signal.SIGTERM, stop", "signal.SIGTERM, signal.SIG_IGN")
 
 
@@ -46,7 +54,7 @@ def say(**what: object) -> None:
 
 def spec(layout: Layout, name: str, source: str, **options: object) -> ChildSpec:
     socket_path = layout.run / f"{name}.sock"
-    probe = probes.unix_socket(path=socket_path) if source in (SERVER, STUBBORN) else probes.started
+    probe = probes.unix_socket(path=socket_path) if source in (SERVER, STUBBORN, LEAVING) else probes.started
     defaults = {"cwd": layout.state, "env": {"PATH": "/usr/bin:/bin"}, "role": name, "probe": probe}
     port = options.pop("listens_on", options.get("port"))
     arguments = (str(socket_path),) if port is None else (str(socket_path), str(port))
@@ -63,6 +71,7 @@ def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
     foreign = socket.create_server(("127.0.0.1", 0))
     taken = foreign.getsockname()[1]
     atexit.register(foreign.close)
+    left = Path(f"{layout.state}.sock")
     return {
         "platform": [store, job, door],
         "broken": [
@@ -84,6 +93,8 @@ def cases(layout: Layout) -> dict[str, list[ChildSpec]]:
                 stop_deadline=0.5,
             )
         ],
+        "leaving": [spec(layout, "leaving", LEAVING, leaves=(left,), listens_on=left)],
+        "leaving_nothing": [spec(layout, "other", SERVER)],
         "family": [spec(layout, "family", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MUTE!r}])")],
     }
 

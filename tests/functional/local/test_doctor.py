@@ -49,6 +49,10 @@ class TestPostgres:
         found = look("PostgreSQL", DATABASE_URL=f"postgresql://u:p@{CLOSED}/weir")
         assert found.fix == "nothing listens there: start it, or set DATABASE_URL to the host and port where it listens"
 
+    def test_does_not_listen_and_is_one_that_make_up_starts(self) -> None:
+        found = asyncio.run(examine(env={"DATABASE_URL": f"postgresql://u:p@{CLOSED}/weir"}, ports={9}))[0]
+        assert found.fix == "nothing listens there: `make up` starts it (`make ps` says whether it runs)"
+
     def test_is_a_name_that_no_machine_has(self) -> None:
         found = look("PostgreSQL", DATABASE_URL="postgresql://u:p@nowhere.invalid/weir")
         assert found.fix == "no machine has this name: correct the host in DATABASE_URL"

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ class Supervised:
     def run_file(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((self.state / "run.json").read_text())
         return document
+
+    def await_row(self, name: str, **wanted: object) -> dict[str, Any]:
+        """The row of a child once it is as wanted; the housekeeper writes it within a second."""
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            row = next(row for row in self.run_file()["processes"] if row["name"] == name)
+            if all(row[key] == value for key, value in wanted.items()):
+                return row
+            time.sleep(0.05)
+        pytest.fail(f"{name} was never {wanted}: {row}")
 
     def log(self, name: str) -> str:
         return (self.state / "logs" / f"{name}.log").read_text()
@@ -161,6 +172,17 @@ class TestDeath:
         assert new != old
         assert platform.run_file()["processes"][1]["pid"] == new
 
+    def test_no_longer_counts_a_death_once_the_child_has_served_for_a_while(self, start: Any) -> None:
+        """Here a while is no time at all: the next look of the housekeeper forgives."""
+        platform = start("platform")
+        platform.hear("platform serves")
+        os.kill(platform.run_file()["processes"][1]["pid"], signal.SIGKILL)
+        platform.hear("backing off", "door")
+        platform.hear("serving", "door")
+        row = platform.await_row("door", deaths=0)
+        assert (row["restarts"], row["state"]) == (1, "serving")
+        assert abs(row["restarted_at"] - time.monotonic()) < 60
+
     def test_leaves_other_children_alone_when_one_dies(self, start: Any) -> None:
         platform = start("platform")
         store = platform.hear("serving", "store")["pid"]
@@ -195,6 +217,27 @@ class TestDeath:
         assert platform.hear("leftovers")["names"] == []
         assert bystander.poll() is None
         bystander.communicate(b"\n")
+
+
+class TestLeftSockets:
+    def test_are_removed_when_their_server_ends(self, start: Any) -> None:
+        platform = start("leaving")
+        platform.hear("platform serves")
+        left = Path(f"{platform.state}.sock")
+        assert left.is_socket()
+        assert platform.end(signal.SIGINT) == 0
+        assert not left.exists()
+
+    def test_are_removed_by_the_next_start_when_everything_was_killed(self, start: Any) -> None:
+        first = start("leaving")
+        pid = first.hear("serving", "leaving")["pid"]
+        first.end(signal.SIGKILL)
+        wait_until_ended(pid)
+        left = Path(f"{first.state}.sock")
+        assert left.is_socket()
+        second = start("leaving_nothing")
+        assert second.hear("leftovers")["names"] == []
+        assert not left.exists()
 
 
 class TestHang:

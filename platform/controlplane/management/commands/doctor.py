@@ -12,6 +12,7 @@ from rich.markup import escape
 from controlplane.local.doctor import examine
 from controlplane.local.output import open_console
 from controlplane.local.paths import Layout
+from controlplane.local.ports import PortBook
 
 
 class Command(BaseCommand):
@@ -23,7 +24,7 @@ class Command(BaseCommand):
         # The strongest last: what `make up` started here, what is written down, what is set now.
         layers = (dotenv_values(layout.env_file), dotenv_values(layout.root / ".env"), os.environ)
         env = {name: value for layer in layers for name, value in layer.items() if value}
-        findings = asyncio.run(examine(env=env))
+        findings = asyncio.run(examine(env=env, ports=PortBook(path=layout.ports_file).all()))
         for finding in findings:
             mark = "[green]✓[/]" if finding.is_good else "[red]✗[/]"
             console.print(f"{mark} {finding.name:<11} {escape(finding.detail)}")

@@ -1,6 +1,7 @@
 """`manage.py ps`: the processes of the platform that runs here, with state, restarts, age and memory."""
 
 import json
+import time
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -44,10 +45,29 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     port = str(row["port"]) if row["port"] else ""
     usage = find_usage(pid=row["pid"]) if row["pid"] else None
     state = "gone" if row["pid"] and usage is None else row["state"]
-    state += f", died {row['deaths']} times in a row" if row.get("deaths") else ""
+    state += _deaths(row.get("deaths") or 0)
     state += f": {row['reason']}" if row.get("reason") else ""
-    fixed = (row["name"], row["role"], str(row["pid"] or ""), port, state, str(row.get("restarts") or ""))
+    fixed = (row["name"], row["role"], str(row["pid"] or ""), port, state, _restarts(row))
     if usage is None:
         return (*fixed, "", "")
-    hours, rest = divmod(int(usage.age), 3600)
-    return (*fixed, f"{hours}:{rest // 60:02}:{rest % 60:02}", f"{usage.memory_bytes / 1e6:.0f} MB")
+    return (*fixed, _duration(usage.age), f"{usage.memory_bytes / 1e6:.0f} MB")
+
+
+def _deaths(count: int) -> str:
+    """How often it died without serving for a while in between."""
+    if count == 0:
+        return ""
+    return ", died a moment ago" if count == 1 else f", died {count} times in a row"
+
+
+def _restarts(row: dict[str, Any]) -> str:
+    """How often it was started anew since `make up`, and when last: `2, last 0:03:10 ago`."""
+    count, at = row.get("restarts"), row.get("restarted_at")
+    if not count:
+        return ""
+    return str(count) if at is None else f"{count}, last {_duration(max(0.0, time.monotonic() - at))} ago"
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,8 @@ from dotenv import dotenv_values
 from rich.console import Console
 
 from controlplane.local import demo, launch, model, output, ports, probes, progress
-from controlplane.local.children import ChildSpec, Identity, NotReady
-from controlplane.local.paths import Layout, quote_env, write_private
+from controlplane.local.children import ChildSpec, Identity, NotReady, remove_sockets
+from controlplane.local.paths import Layout, quote_env, sweep_short_paths, write_private
 from controlplane.local.plan import PlanFailed
 from controlplane.local.supervisor import Child, State
 
@@ -140,6 +141,105 @@ class TestDown:
         assert launch.take_down(layout=layout, console=shown) == 0
         assert said(shown) == "Nothing runs here.\n"
         assert Identity.of(pid=os.getpid()) is not None
+
+
+class TestSecondStart:
+    """`make up` where the platform runs already, on port 8123 with the simulated engine."""
+
+    @pytest.fixture
+    def running(self, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Layout:
+        for name in ("PORT", "ENGINE", *(name for name in os.environ if name.startswith("WEIR_") or "_URL" in name)):
+            monkeypatch.delenv(name, raising=False)
+        layout.env_file.write_text("WEIR_PORT=8123\nWEIR_ENGINE=simulated\nREDIS_URL=redis://a/0\nWEIR_X=1\n")
+        layout.run_file.write_text(json.dumps({"supervisor": 1, "serving": True, "processes": []}))
+        return layout
+
+    @pytest.mark.parametrize(
+        ("asked", "answer"),
+        [
+            ({"PORT": "8124"}, "it listens on port 8123, not 8124"),
+            ({"WEIR_PORT": "8124"}, "it listens on port 8123, not 8124"),
+            ({"ENGINE": "vllm"}, "its engine is simulated, not vllm"),
+            (
+                {"ENGINE_URL": "http://elsewhere"},
+                "its engine is simulated, not openai; it was started with another ENG",
+            ),
+            ({"REDIS_URL": "redis://:secret@b/0"}, "it was started with another REDIS_URL"),
+            ({"WEIR_X": "2", "WEIR_Y": "1"}, "it was started with another WEIR_X, WEIR_Y"),
+        ],
+    )
+    def test_says_what_cannot_be_had_while_it_runs(
+        self, running: Layout, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], answer: str
+    ) -> None:
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        shown = console()
+        assert launch.report_running(layout=running, console=shown) == 1
+        assert answer in said(shown)
+        assert "`make down` first" in said(shown)
+        assert "secret" not in said(shown)
+        assert said(shown).count("\n") == 1
+
+    @pytest.mark.parametrize(("name", "value"), [("PORT", "abc"), ("PORT", "0"), ("ENGINE", "gpt")])
+    def test_refuses_what_could_never_be_had(
+        self, running: Layout, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    ) -> None:
+        monkeypatch.setenv(name, value)
+        shown = console()
+        assert launch.report_running(layout=running, console=shown) == 1
+        assert said(shown).startswith(f"up: {name}={value} ")
+
+    def test_is_content_when_nothing_else_was_asked_for(self, running: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"PORT": "8123", "ENGINE": "simulated", "WEIR_X": "1", "WEIR_HOME": "/x"}.items():
+            monkeypatch.setenv(name, value)
+        shown = console()
+        assert launch.report_running(layout=running, console=shown) == 0
+        assert said(shown).startswith("Weir runs here already")
+
+    def test_does_not_compare_with_the_start_before(self, running: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+        running.run_file.unlink()
+        monkeypatch.setenv("PORT", "8123")
+        shown = console()
+        assert launch.report_running(layout=running, console=shown) == 1
+        assert "just being started" in said(shown)
+
+
+class TestShortPaths:
+    def test_that_lead_nowhere_are_swept_and_others_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        here, there = tmp_path / "here", tmp_path / "there" / ".weir"
+        here.mkdir()
+        there.mkdir(parents=True)
+        user = os.getuid()
+        links = {
+            name: tmp_path / f"weir-{name}" for name in (f"{user}-0123abcd", f"{user}-0123abce", f"{user}-0123abcf")
+        }
+        gone, kept, below = links.values()
+        gone.symlink_to(tmp_path / "gone")
+        kept.symlink_to(here)
+        below.symlink_to(there)
+        foreign = tmp_path / f"weir-{user + 1}-0123abcd"
+        foreign.symlink_to(tmp_path / "gone")
+        folder = tmp_path / f"weir-{user}-0123abc0"
+        folder.mkdir()
+        assert sweep_short_paths() == [gone]
+        assert sweep_short_paths(under=tmp_path / "there") == [below]
+        assert kept.is_symlink()
+        assert foreign.is_symlink()
+        assert folder.is_dir()
+
+
+class TestLeftSockets:
+    def test_one_that_answers_or_is_no_socket_stays(self, tmp_path: Path) -> None:
+        dead, alive, plain = (tmp_path / name for name in ("dead.sock", "alive.sock", "plain.sock"))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(dead))
+        plain.touch()
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(alive))
+            server.listen(1)
+            remove_sockets([dead, alive, plain, tmp_path / "none.sock"])
+        assert (dead.exists(), alive.exists(), plain.exists()) == (False, True, True)
 
 
 class TestPulse:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,7 @@ class TestPs:
     ) -> None:
         layout.make()
         row = {"name": "beat", "role": "beat", "pid": ended(), "port": None, "state": "serving", "restarts": 3}
+        row |= {"deaths": 0, "restarted_at": time.monotonic() - 190}
         layout.run_file.write_text(json.dumps({"processes": [row], "missing": []}))
         lock = hold_lock(layout=layout)
         call_command("ps")
@@ -59,7 +62,8 @@ class TestPs:
         said = capsys.readouterr().out
         assert "gone" in said
         assert "serving" not in said
-        assert " 3 " in said.splitlines()[1]
+        assert re.search(r" 3, last 0:03:1\d ago", said.splitlines()[1])
+        assert "died" not in said
 
 
 def ended() -> int:
