@@ -1,4 +1,4 @@
-"""The books that a close compares, read side by side: ClickHouse, the ledger, the workers' attempt logs.
+"""The books that a close compares, read side by side: ClickHouse, the ledger, the workers' attempts.
 
 Called by `billing.closing.check`. Blocking. Invariant: every book is read for the same half-open span of `billed_at`,
 which Redis gave when the request ended; an attempt log has its worker's own clock and is matched by id instead.
@@ -14,7 +14,7 @@ from django.db import connection
 
 from billing.clickhouse.reports import query_text
 from billing.clickhouse.usage import LOOKBACK_MS
-from billing.closing.compare import BookedRequest, HourCount, LoggedAttempt
+from billing.closing.compare import BookedRequest, HourCount, LoggedAttempt, NamedLog
 from billing.rating.periods import Span
 from contracts.money import nano_from_decimal
 from stores.clickhouse import Parameter, Reader, Row
@@ -161,8 +161,37 @@ def posted_requests(*, tenant_id: str, span: Span) -> list[BookedRequest]:
         ]
 
 
+def collected_attempts(reader: Reader, *, tenant_id: str, span: Span) -> Iterator[tuple[int, LoggedAttempt]]:
+    """Attempts that were collected from the workers' logs, by the worker's own clock, an hour more on each side."""
+    params: dict[str, Parameter] = {
+        "tenant_id": tenant_id,
+        "start_ms": span.start_ms - _CLOCK_SKEW_MS,
+        "end_ms": span.end_ms + _CLOCK_SKEW_MS,
+        "limit": PAGE,
+    }
+    after_id, after_attempt = "", 0
+    while True:
+        page = {**params, "after_id": after_id, "after_attempt": after_attempt}
+        rows = reader.execute(query_text("close_attempts"), page)
+        for row in rows:
+            yield (
+                row["ended_at_ms"],
+                LoggedAttempt(
+                    request_id=str(row["request_id"]),
+                    attempt=row["attempt"],
+                    prompt_tokens=row["prompt_tokens"],
+                    cached_tokens=row["cached_tokens"],
+                    completion_tokens=row["completion_tokens"],
+                    outcome=row["outcome"],
+                ),
+            )
+        if len(rows) < PAGE:
+            return
+        after_id, after_attempt = str(rows[-1]["request_id"]), rows[-1]["attempt"]
+
+
 def logged_attempts(folders: Iterable[Path], *, tenant_id: str, span: Span) -> list[tuple[int, LoggedAttempt]]:
-    """Lines of every attempt log in `folders` that are the tenant's and near the span, with the worker's own time.
+    """The same of attempt logs in `folders`: of machines where nothing collects them.
 
     A line that a crash cut is left out. Raises OSError for a folder that is not there.
     """
@@ -171,15 +200,35 @@ def logged_attempts(folders: Iterable[Path], *, tenant_id: str, span: Span) -> l
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is no folder of attempt logs")
         for path in sorted(folder.glob("*.jsonl*")):
-            for line in path.read_bytes().split(b"\n")[:-1]:
-                if tenant_id.encode() not in line:
-                    continue
-                fields = orjson.loads(line)
-                at_ms = int(fields["billed_at_ms"])
-                near = span.start_ms - _CLOCK_SKEW_MS <= at_ms < span.end_ms + _CLOCK_SKEW_MS
-                if fields["tenant_id"] == tenant_id and near:
-                    found.append((at_ms, _attempt(fields)))
+            with path.open("rb") as file:
+                for line in file:
+                    if tenant_id.encode() not in line or not line.endswith(b"\n"):
+                        continue
+                    fields = orjson.loads(line)
+                    at_ms = int(fields["billed_at_ms"])
+                    near = span.start_ms - _CLOCK_SKEW_MS <= at_ms < span.end_ms + _CLOCK_SKEW_MS
+                    if fields["tenant_id"] == tenant_id and near:
+                        found.append((at_ms, _attempt(fields)))
     return found
+
+
+def pool_hours(reader: Reader, *, tenant_id: str, pool: str, span: Span) -> dict[int, tuple[int, int]]:
+    """ClickHouse's requests and tokens of one pool by hour."""
+    rows = reader.execute(query_text("close_pool_hours"), {**_params(tenant_id, span), "pool": pool})
+    return {row["hour_ms"]: (row["requests"], row["tokens"]) for row in rows}
+
+
+def named_logs(reader: Reader, *, tenant_id: str, span: Span) -> Iterator[NamedLog]:
+    """Evaluation logs that ClickHouse's rows name, in the order of the requests' ids."""
+    after_id = ""
+    while True:
+        params = {**_params(tenant_id, span), "after_id": after_id, "limit": PAGE}
+        rows = reader.execute(query_text("close_logs"), params)
+        for row in rows:
+            yield NamedLog(request_id=str(row["request_id"]), key=row["log_key"], hour_ms=row["hour_ms"])
+        if len(rows) < PAGE:
+            return
+        after_id = str(rows[-1]["request_id"])
 
 
 def _attempt(fields: dict[str, object]) -> LoggedAttempt:

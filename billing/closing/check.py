@@ -4,11 +4,12 @@ Invariant: a period without gaps is the same by number, tokens, cost and ids in 
 was counted by an engine or ended by the queue, and every price on it stands in the price book as it was charged.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 from uuid import UUID
 
 from billing.clickhouse.reports import read_request
@@ -17,10 +18,13 @@ from billing.closing.books import PricedUsage
 from billing.closing.compare import (
     Gap,
     HourCount,
-    LoggedAttempt,
+    NamedLog,
+    PoolCount,
     differing_hours,
     explain_engine,
     explain_ledger,
+    explain_logs,
+    explain_queue,
     explain_unbilled,
 )
 from billing.closing.watermark import Watermark
@@ -43,16 +47,30 @@ class Subject:
     span: Span
 
 
+class QueueSide(Protocol):
+    """`billing.closing.queue_counts.QueueCounts`."""
+
+    def of(self, *, tenant_id: str, span: Span) -> Iterable[PoolCount]: ...
+
+
+class LogStore(Protocol):
+    """`stores.objects.Objects`, as far as evaluation logs are looked for."""
+
+    def keys(self, *, prefix: str) -> Iterable[str]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Where the books are. `attempt_logs` None: the engine's side is not at hand, which is a gap by itself.
+    """Where the books are. `attempt_logs`: folders of machines whose logs nothing collects.
 
-    `signer` None: this process may compare, and not seal.
+    `objects` None: no object store is set. `signer` None: this process may compare, and not seal.
     """
 
     reader: Reader
     watermark: Watermark
-    attempt_logs: Sequence[Path] | None
+    queue: QueueSide
+    objects: LogStore | None
+    attempt_logs: Sequence[Path]
     signer: Signer | None
 
 
@@ -66,7 +84,9 @@ class Comparison:
 
 
 def compare_books(subject: Subject, evidence: Evidence, *, now: datetime) -> Comparison:
-    """Raises stores.clickhouse.ClickHouseError, django.db.Error, OSError when a book cannot be read."""
+    """Raises stores.clickhouse.ClickHouseError, django.db.Error, redis.exceptions.RedisError, OSError,
+    stores.objects.ObjectStoreError when a book cannot be read.
+    """
     tenant_id, span = str(subject.tenant_id), subject.span
     hours = books.metered_hours(evidence.reader, tenant_id=tenant_id, span=span)
     usage, gaps = _usage(subject, evidence.reader)
@@ -74,7 +94,9 @@ def compare_books(subject: Subject, evidence: Evidence, *, now: datetime) -> Com
         gaps.append(Gap(kind="not_over", detail=f"the period ends at {span.end:%Y-%m-%d %H:%M} UTC"))
     gaps += evidence.watermark.gaps(tenant_id=tenant_id, start_ms=span.start_ms, end_ms=span.end_ms)
     gaps += _ledger_gaps(subject, evidence.reader, hours)
-    gaps += _engine_gaps(subject, evidence, hours)
+    gaps += _engine_gaps(subject, evidence)
+    gaps += _queue_gaps(subject, evidence)
+    gaps += _log_gaps(subject, evidence)
     if len(gaps) > GAPS_MAX:
         rest = len(gaps) - GAPS_MAX
         gaps = [*gaps[:GAPS_MAX], Gap(kind="more", detail=f"{rest} more gaps are not listed")]
@@ -112,28 +134,46 @@ def _ledger_gaps(subject: Subject, reader: Reader, hours: Sequence[HourCount]) -
     return gaps
 
 
-def _engine_gaps(subject: Subject, evidence: Evidence, hours: Sequence[HourCount]) -> list[Gap]:
-    """Rows without their attempt, and attempts without any row."""
-    tenant_id, span = str(subject.tenant_id), subject.span
-    if evidence.attempt_logs is None:
-        tokens = sum(count.prompt_tokens + count.completion_tokens for count in hours)
-        return [Gap(kind="engine", detail="no attempt log of any worker was given", tokens=tokens)] if tokens else []
-    logged = books.logged_attempts(evidence.attempt_logs, tenant_id=tenant_id, span=span)
-    attempts: Mapping[tuple[str, int], LoggedAttempt] = {(each.request_id, each.attempt): each for _, each in logged}
-    waiting = {each.request_id for at_ms, each in logged if span.start_ms <= at_ms < span.end_ms}
+def _queue_gaps(subject: Subject, evidence: Evidence) -> list[Gap]:
+    tenant_id = str(subject.tenant_id)
     gaps = []
-    for day in utc_days(span):
-        rows = list(books.metered_requests(evidence.reader, tenant_id=tenant_id, span=day))
+    for count in evidence.queue.of(tenant_id=tenant_id, span=subject.span):
+        span = Span.of_ms(count.from_ms, subject.span.end_ms)
+        gaps += explain_queue(count, books.pool_hours(evidence.reader, tenant_id=tenant_id, pool=count.pool, span=span))
+    return gaps
+
+
+def _log_gaps(subject: Subject, evidence: Evidence) -> list[Gap]:
+    """Evaluation logs, folder by folder of the store: a day of the tenant each."""
+    folders: dict[str, list[NamedLog]] = {}
+    for log in books.named_logs(evidence.reader, tenant_id=str(subject.tenant_id), span=subject.span):
+        folders.setdefault(log.key.rpartition("/")[0] + "/", []).append(log)
+    if folders and evidence.objects is None:
+        named = sum(map(len, folders.values()))
+        return [Gap(kind="evaluation_log", detail=f"{named} rows name logs, and no object store is set")]
+    gaps = []
+    for folder, named_logs in sorted(folders.items()):
+        assert evidence.objects is not None
+        gaps += explain_logs(named_logs, frozenset(evidence.objects.keys(prefix=folder)))
+    return gaps
+
+
+def _engine_gaps(subject: Subject, evidence: Evidence) -> list[Gap]:
+    """Rows without their attempt, and attempts without any row; a day at a time, as a month may not fit in memory."""
+    tenant_id, reader = str(subject.tenant_id), evidence.reader
+    given = books.logged_attempts(evidence.attempt_logs, tenant_id=tenant_id, span=subject.span)
+    gaps = []
+    for day in utc_days(subject.span):
+        logged = [*books.collected_attempts(reader, tenant_id=tenant_id, span=day), *given]
+        attempts = {(each.request_id, each.attempt): each for _, each in logged}
+        rows = list(books.metered_requests(reader, tenant_id=tenant_id, span=day))
         gaps += explain_engine(rows, attempts)
+        waiting = {each.request_id for at_ms, each in logged if day.start_ms <= at_ms < day.end_ms}
         waiting -= {row.request_id for row in rows}
-    # What remains ended at the edge of another period, by the worker's clock, or is in no book at all.
-    elsewhere = {
-        request_id
-        for request_id in waiting
-        if read_request(evidence.reader, request_id=request_id, tenant_id=tenant_id) is not None
-    }
-    candidates = [each for _, each in logged if each.request_id in waiting]
-    return gaps + explain_unbilled(candidates, billed=elsewhere)
+        # What remains ended in another day's books, by the worker's clock or another attempt's end, or is in none.
+        elsewhere = {each for each in waiting if read_request(reader, request_id=each, tenant_id=tenant_id) is not None}
+        gaps += explain_unbilled((each for _, each in logged if each.request_id in waiting), billed=elsewhere)
+    return gaps
 
 
 def _usage(subject: Subject, reader: Reader) -> tuple[list[tuple[datetime, Usage]], list[Gap]]:

@@ -4,7 +4,7 @@ Called by `billing.closing.check`. Invariants: two books agree when number, toke
 by hour; what differs is named request by request; an end that the queue itself made is explained, never waved through.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from contracts.money import text_from_nano
@@ -79,6 +79,24 @@ class LoggedAttempt:
     @property
     def counts(self) -> tuple[int, int, int]:
         return self.prompt_tokens, self.cached_tokens, self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedLog:
+    """An evaluation log that a row names: its worker had accepted it before the end was written."""
+
+    request_id: str
+    key: str
+    hour_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCount:
+    """What one pool's queue has counted itself at each end since `from_ms`: requests and tokens by hour."""
+
+    pool: str
+    from_ms: int
+    hours: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +181,36 @@ def explain_unbilled(attempts: Iterable[LoggedAttempt], *, billed: Iterable[str]
             tokens=each.prompt_tokens + each.completion_tokens,
         )
         for each in last.values()
+    ]
+
+
+def explain_queue(count: PoolCount, metered: Mapping[int, tuple[int, int]]) -> list[Gap]:
+    """Hours in which a queue ended other requests than there are rows."""
+    gaps = []
+    for hour_ms in sorted(count.hours.keys() | metered.keys()):
+        ended, rows = count.hours.get(hour_ms, (0, 0)), metered.get(hour_ms, (0, 0))
+        if ended != rows:
+            detail = (
+                f"the queue of {count.pool} ended {ended[0]} requests of {ended[1]} tokens, "
+                f"ClickHouse has {rows[0]} of {rows[1]}"
+            )
+            gaps.append(Gap(kind="queue", detail=detail, at_ms=hour_ms, tokens=abs(ended[1] - rows[1])))
+    return gaps
+
+
+def explain_logs(named: Iterable[NamedLog], kept: Container[str]) -> list[Gap]:
+    """Evaluation logs that rows name and the store does not have. A row that names none was dropped by policy, or its
+    tenant had not opted in: its worker said so before the end, which explains it.
+    """
+    return [
+        Gap(
+            kind="evaluation_log",
+            detail=f"the object store does not have {log.key}",
+            at_ms=log.hour_ms,
+            request_id=log.request_id,
+        )
+        for log in named
+        if log.key not in kept
     ]
 
 

@@ -20,6 +20,7 @@ from django.utils.module_loading import import_string
 from redis.asyncio import Redis
 
 from billing.closing.check import Evidence
+from billing.closing.queue_counts import QueueCounts
 from billing.closing.watermark import read_watermark
 from billing.metering.meter import Revive
 from billing.metering.streams import UsageStreams
@@ -30,6 +31,7 @@ from billing.proof.signing import KeyRefused, Signer
 from billing.selectors import usage_reader
 from contracts.clock import Clock
 from contracts.money import text_from_nano
+from stores.objects import Objects
 from stores.redis_blocking import blocking_redis
 from stores.stopping import stopped_within
 
@@ -41,17 +43,24 @@ log = logging.getLogger("weir.billing")
 def gather_evidence(*, attempt_logs: Sequence[Path] = ()) -> Evidence:
     """The books of this installation, for a close. Blocking: commands, jobs and the admin.
 
-    `attempt_logs` none named = this machine's own workers', if there are any. Raises redis.exceptions.RedisError.
+    `attempt_logs`: folders beside what meters have collected. Raises redis.exceptions.RedisError.
     """
-    own = Path(settings.ENV.home) / "attempts"
-    logs = list(attempt_logs) or ([own] if own.is_dir() else None)
-    watermark = read_watermark(blocking_redis(settings.ENV.redis), revive=usage_reviver())
+    redis = blocking_redis(settings.ENV.redis)
+    watermark = read_watermark(redis, revive=usage_reviver())
+    s3_url = settings.ENV.s3_url
     try:
         signer = open_signer()
     except KeyRefused as error:
         log.info("this process may compare and not seal: %s", error)
         signer = None
-    return Evidence(reader=usage_reader(), watermark=watermark, attempt_logs=logs, signer=signer)
+    return Evidence(
+        reader=usage_reader(),
+        watermark=watermark,
+        queue=QueueCounts(redis),
+        objects=None if s3_url is None else Objects.open(s3_url.get_secret_value()),
+        attempt_logs=attempt_logs,
+        signer=signer,
+    )
 
 
 def receipt_key_file() -> Path:

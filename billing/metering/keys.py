@@ -17,6 +17,16 @@ def dead_usage(pool: str) -> str:
     return f"w:{{p:{pool}}}:usage:dead"
 
 
+def ended_in_hour(pool: str, hour: int) -> str:
+    """HASH tenant -> requests, tenant:tokens -> tokens: what the pool's queue ended in that hour since 1970."""
+    return f"w:{{p:{pool}}}:ended:{hour}"
+
+
+def counted_from(pool: str) -> tuple[str, str]:
+    """HASH and field: the milliseconds at which the pool's queue began to count."""
+    return f"w:{{p:{pool}}}:meta", "counted_from"
+
+
 def manifests(group: str) -> str:
     """HASH batch id -> manifest: batches whose insert may or may not have happened."""
     return f"w:usage:manifests:{group}"

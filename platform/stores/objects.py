@@ -4,6 +4,7 @@
 Every call is bounded: connect 2 s, read 20 s, three tries.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -89,6 +90,15 @@ class Objects:
             raise ObjectMissing(key) from error
         except (BotoCoreError, ClientError) as error:
             raise ObjectStoreError(f"the object cannot be read: {type(error).__name__}") from error
+
+    def keys(self, *, prefix: str) -> Iterator[str]:
+        """Keys that begin with `prefix`, in order, a page of 1,000 at a time. Raises ObjectStoreError."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        try:
+            for page in pages:
+                yield from (each["Key"] for each in page.get("Contents", ()))
+        except (BotoCoreError, ClientError) as error:
+            raise ObjectStoreError(f"the objects cannot be listed: {type(error).__name__}") from error
 
     def check(self) -> None:
         """Whether the bucket is there and may be used. Raises ObjectStoreError."""

@@ -21,6 +21,7 @@ from billing.customers import find_tenant, no_such_tenant, tenant_names
 from billing.management.composition import gather_evidence
 from billing.models import BillingPeriod, PeriodState
 from stores.clickhouse import ClickHouseError
+from stores.objects import ObjectStoreError
 
 SHOWN_MAX = 50
 
@@ -40,7 +41,7 @@ class Command(BaseCommand):
             action="append",
             type=Path,
             default=[],
-            help="folder of attempt logs; repeat it",
+            help="folder of a machine whose logs no meter collects; repeat it",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -63,7 +64,7 @@ class Command(BaseCommand):
             except CloseBlocked as error:
                 blocked += 1
                 self._show(period, error)
-            except (CloseRefused, OSError) as error:
+            except (CloseRefused, ObjectStoreError, OSError) as error:
                 blocked += 1
                 self.stdout.write(f"{period}: {error}")
             except ClickHouseError as error:

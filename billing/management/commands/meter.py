@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from billing.clickhouse.migrate import MigrationError, Topology, migrate
 from billing.management.composition import report_health, stop_on_signals, usage_reviver
+from billing.metering.attempts import AttemptCollector
 from billing.metering.consumer import Pace, UsageConsumer
 from billing.metering.feed import UsageFeed
 from billing.metering.meter import Meter
@@ -87,9 +88,14 @@ async def _run(clickhouse: ClickHouse, *, name: str, pace: Pace) -> None:
     )
     consumer = UsageConsumer(streams=streams, work=meter, clock=clock, pace=pace, trims=True)
 
+    attempts = AttemptCollector(folder=Path(settings.ENV.home) / "attempts", clickhouse=clickhouse)
+
     async def line() -> str:
         lag = await _lag(redis, streams)
-        return f"meter: {consumer.records} records, {consumer.failures} failures, lag {lag}, feed {feed.published}"
+        return (
+            f"meter: {consumer.records} records, {consumer.failures} failures, lag {lag}, feed {feed.published}, "
+            f"attempts {attempts.collected}"
+        )
 
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose, close_connection_pool=True)
@@ -99,6 +105,7 @@ async def _run(clickhouse: ClickHouse, *, name: str, pace: Pace) -> None:
         log.info("meter %s is up", name)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(consumer.run(stop=stop))
+            tasks.create_task(attempts.run(stop=stop))
             tasks.create_task(report_health(stop=stop, line=line))
     log.info("meter %s has stopped", name)
 

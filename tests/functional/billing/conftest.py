@@ -133,8 +133,9 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbOwner]:
 
 @pytest.fixture
 def clickhouse(owner: ChdbOwner) -> ChdbOwner:
-    """The owner with an empty usage table."""
+    """The owner with empty tables."""
     owner.command("TRUNCATE TABLE inference_requests_audit")
+    owner.command("TRUNCATE TABLE attempt_raw")
     return owner
 
 

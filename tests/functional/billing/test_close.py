@@ -88,7 +88,7 @@ class TestSeal:
         assert PeriodUsage.objects.count() == 3
 
     def test_seals_a_period_without_usage(self, books: Books, november: BillingPeriod) -> None:
-        assert seal_period(november, books.evidence(logs=False), actor="user:ada", now=NOW).state == "sealed"
+        assert seal_period(november, books.evidence(attempt_logs=[]), actor="user:ada", now=NOW).state == "sealed"
 
     def test_waits_for_the_period_before(self, books: Books, november: BillingPeriod) -> None:
         december = open_periods(tenant_id=books.tenant.pk, now=NOW)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from billing.metering.keys import counted_from, ended_in_hour
 from contracts.errors import DeadlinePassed, QueueFull
 from contracts.jobs import Timings
 from contracts.outcomes import JobState, Outcome
@@ -223,6 +224,22 @@ class TestEnd:
         assert await pool.end(claim) is True
         assert await pool.end(claim) is True
         assert len(await pool.usage()) == 1
+
+    async def test_is_counted_once_beside_its_record_whoever_made_it(self, pool) -> None:
+        await pool.enqueue("r1", prompt_tokens=10)
+        await pool.enqueue("r2", prompt_tokens=10)
+        claim = await pool.claim()
+        for _ in range(2):
+            await pool.end(claim, completion=5, outcome=Outcome.FAILED)
+        await pool.queue.cancel(request_id="r2", generation=None, reason="cancelled")
+        records = await pool.usage()
+        [hour] = {record.billed_at_ms // 3_600_000 for record in records}
+        counted = await pool.redis.hgetall(ended_in_hour("pool", hour))
+        tenant = records[0].tenant_id
+        tokens = sum(record.counts.prompt + record.counts.completion for record in records)
+        assert counted == {tenant.encode(): b"2", f"{tenant}:tokens".encode(): str(tokens).encode()}
+        since = await pool.redis.hget(*counted_from("pool"))
+        assert int(since) == min(record.billed_at_ms for record in records)
 
     async def test_under_a_stale_fence_does_nothing(self, pool) -> None:
         await pool.enqueue("r1")

@@ -8,6 +8,7 @@ local prefix, act, busy, rest, loads, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4],
 local expiry, lease, unsettled, usage, idle, wakes, dead = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 
 local WINDOW_MS = 60000
+local ENDED_KEPT_S = 62 * 86400
 
 -- While requests of both classes wait, a class gets this many parts of the service.
 local INTERACTIVE_SHARE, BATCH_SHARE = 4, 1
@@ -227,6 +228,16 @@ end
 local SAID = {'prompt', 'cached', 'completion', 'reasoning', 'delivered', 'timings', 'verdicts', 'log_key', 'spent',
   'param'}
 
+-- The queue's own count of what it ended, by hour and tenant, beside the usage record: the close of a month compares it.
+local function count_end(tenant, now_ms, tokens)
+  local hour = prefix .. 'ended:' .. math.floor(now_ms / 3600000)
+  redis.call('HINCRBY', hour, tenant .. ':tokens', tokens)
+  if redis.call('HINCRBY', hour, tenant, 1) == 1 then
+    redis.call('EXPIRE', hour, ENDED_KEPT_S)
+    redis.call('HSETNX', meta, 'counted_from', now_ms)
+  end
+end
+
 -- Every end passes here: state, charge, usage record, unsettled list. `said` is what its worker tells of the end;
 -- without a worker, the counts on the request are what is billed.
 local function close(rid, now_us, outcome, finish, err, said)
@@ -265,6 +276,7 @@ local function close(rid, now_us, outcome, finish, err, said)
     'delivered', s[5], 'outcome', outcome, 'finish', finish, 'error', err, 'attempt', attempt or 0,
     'worker', worker or '', 'billed_at_ms', now_ms, 'queue_us', whole(waited), 'timings', s[6], 'verdicts', s[7],
     'log_key', s[8], 'param', s[10])
+  count_end(tenant, now_ms, s[1] + s[3])
   redis.call('ZADD', unsettled, now_ms, rid)
   if ids_seq then redis.call('DEL', prefix .. 'ids:' .. rid) end
   if state == 'queued' or load[lane.runs] == 0 then
