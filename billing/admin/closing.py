@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminTextareaWidget
 
+from billing.admin.amounts import count_column, per_million_column
 from billing.admin.asking import asked
 from billing.admin.base import ReadOnly, ReadOnlyInline, actor_of
 from billing.closing.close import CloseRefused, check_period, waive_gaps
@@ -45,7 +46,10 @@ class WaiverInline(ReadOnlyInline):
 
 class UsageInline(ReadOnlyInline):
     model = PeriodUsage
-    fields = readonly_fields = ["revision", "model", "service_class", "meter", "tokens", "unit_nano", "price_id"]
+    fields = readonly_fields = ["revision", "model", "service_class", "meter", "count", "price", "price_id"]
+
+    count = count_column("tokens")
+    price = per_million_column("unit_nano", currency="period__currency")
 
 
 @admin.register(BillingPeriod)
@@ -59,6 +63,10 @@ class BillingPeriodAdmin(ReadOnly):
     ]  # fmt: skip
     inlines = [GapInline, WaiverInline, UsageInline]
     actions_detail = ["compare", "waive", "seal", "correct", "issue"]
+    empty_hint = (
+        "A tenant's month is opened and closed here once it is over for a day, by an hourly job, or at once by "
+        "`manage.py close_period`."
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[BillingPeriod]:
         found: QuerySet[BillingPeriod] = super().get_queryset(request)
@@ -66,7 +74,7 @@ class BillingPeriodAdmin(ReadOnly):
 
     @admin.display(description="unexplained tokens")
     def unexplained(self, period: Any) -> str:
-        return "not compared yet" if period.checked_at is None else str(period.open_tokens or 0)
+        return "not compared yet" if period.checked_at is None else f"{period.open_tokens or 0:,}"
 
     @action(description="Compare the books", url_path="compare", icon="balance")
     def compare(self, request: HttpRequest, object_id: str) -> HttpResponse:

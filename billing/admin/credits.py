@@ -1,5 +1,6 @@
 """Credit in the admin: granted once by a form, then for looking; alerts are edited freely."""
 
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from unfold.admin import ModelAdmin
 
+from billing.admin.amounts import money, money_column
 from billing.admin.base import ReadOnly, ReadOnlyInline, actor_of
 from billing.ledger.credits import grant_credit
 from billing.models import CreditAlert, CreditGrant, CreditMovement
@@ -18,7 +20,8 @@ from billing.models import CreditAlert, CreditGrant, CreditMovement
 
 class MovementInline(ReadOnlyInline):
     model = CreditMovement
-    fields = readonly_fields = ["moved_at", "kind", "amount"]
+    fields = readonly_fields = ["moved_at", "kind", "shown_amount"]
+    shown_amount = money_column("amount", currency="grant__currency")
 
 
 class CreditGrantForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -39,12 +42,15 @@ class CreditGrantAdmin(ReadOnly):
     """Adding posts to the ledger, under a key of its own."""
 
     form = CreditGrantForm
-    list_display = ["granted_at", "tenant", "amount", "left", "currency", "paid", "expires_at", "reason", "created_by"]
+    list_display = ["granted_at", "tenant", "shown_amount", "left", "paid", "expires", "reason", "created_by"]
     list_filter = ["currency", "paid"]
     list_select_related = ["tenant"]
     search_fields = ["tenant__name", "reason"]
     fields = ["tenant", "currency", "amount", "paid", "expires_at", "reason"]
     inlines = [MovementInline]
+    empty_hint = "Top-ups and gifts: add one here, or by `manage.py credit`."
+
+    shown_amount = money_column("amount")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("billing.add_creditgrant"))
@@ -54,8 +60,12 @@ class CreditGrantAdmin(ReadOnly):
         return found.annotate(used=Coalesce(Sum("movements__amount"), Decimal(0)))
 
     @admin.display(description="left")
-    def left(self, grant: Any) -> Decimal:
-        return Decimal(grant.amount - grant.used)
+    def left(self, grant: Any) -> str:
+        return money(grant.amount - grant.used, grant.currency)
+
+    @admin.display(description="expires", ordering="expires_at", empty_value="never")
+    def expires(self, grant: CreditGrant) -> datetime | None:
+        return grant.expires_at
 
     def save_model(self, request: HttpRequest, obj: CreditGrant, form: Any, change: bool) -> None:  # noqa: FBT001
         grant, _ = grant_credit(
@@ -74,6 +84,13 @@ class CreditGrantAdmin(ReadOnly):
 
 @admin.register(CreditAlert)
 class CreditAlertAdmin(ModelAdmin):
-    list_display = ["tenant", "currency", "below", "fired_at"]
+    list_display = ["tenant", "shown_below", "fired"]
     list_select_related = ["tenant"]
     search_fields = ["tenant__name"]
+    empty_hint = "Add one to have a tenant told, as `credit.low`, when its credit falls below an amount."
+
+    shown_below = money_column("below", title="told below")
+
+    @admin.display(description="told at", ordering="fired_at", empty_value="not yet")
+    def fired(self, alert: CreditAlert) -> datetime | None:
+        return alert.fired_at

@@ -9,9 +9,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
+from billing.admin.amounts import count_column, facts, money, money_column, percent_column
 from billing.admin.asking import asked
 from billing.admin.base import ReadOnly, ReadOnlyInline, actor_of
 from billing.invoicing.adjust import AdjustmentRefused, approve_adjustment
@@ -42,31 +44,64 @@ class VoidForm(forms.Form):
 
 class LineInline(ReadOnlyInline):
     model = InvoiceLine
-    fields = readonly_fields = ["position", "kind", "text", "tokens", "exact", "amount"]
+    fields = readonly_fields = ["position", "kind", "text", "count", "shown_exact", "shown_amount"]
+
+    count = count_column("tokens")
+    shown_exact = money_column("exact", currency="invoice__currency", title="before rounding")
+    shown_amount = money_column("amount", currency="invoice__currency")
 
 
 class PaymentInline(ReadOnlyInline):
     model = Payment
-    fields = readonly_fields = ["paid_at", "amount", "key", "recorded_by"]
+    fields = readonly_fields = ["paid_at", "shown_amount", "key", "recorded_by"]
+    shown_amount = money_column("amount", currency="invoice__currency")
 
 
 @admin.register(Invoice)
 class InvoiceAdmin(ReadOnly):
-    list_display = ["number", "tenant", "period", "kind", "total", "currency", "due", "state", "issued_at", "due_at"]
+    list_display = ["number", "tenant", "month", "kind", "shown_total", "due", "state", "issued_at", "due_at"]
     list_filter = ["state", "kind", "year", "currency"]
     list_select_related = ["tenant", "period", "period__tenant"]
     search_fields = ["number", "tenant__name"]
     fields = readonly_fields = [
-        "number", "kind", "tenant", "period", "usage_revision", "currency", "net", "tax", "total", "credit_used", "due",
-        "tax_category", "tax_rate_ppm", "tax_note", "seller", "buyer", "issued_at", "issued_by", "due_at", "state",
-        "paid_at", "files",
+        "number", "kind", "tenant", "period", "usage_revision", "shown_net", "shown_tax", "shown_total", "shown_credit",
+        "due", "tax_category", "tax_rate", "tax_note", "sold_by", "bought_by", "issued_at", "issued_by", "due_at",
+        "state", "paid_at", "stored",
     ]  # fmt: skip
+    empty_hint = (
+        "Documents are issued from a sealed billing period: its page has “Issue a document”, `manage.py invoice` does "
+        "the same. A period is sealed on its page or by `manage.py close_period`."
+    )
+
+    shown_net = money_column("net")
+    shown_tax = money_column("tax")
+    shown_total = money_column("total")
+    shown_credit = money_column("credit_used", title="paid from credit")
+    tax_rate = percent_column("tax_rate_ppm", title="tax rate")
+
+    @admin.display(description="month", ordering="period__month")
+    def month(self, document: Invoice) -> str:
+        return document.period.month
+
+    @admin.display(description="seller")
+    def sold_by(self, document: Invoice) -> SafeString:
+        return facts(document.seller)
+
+    @admin.display(description="buyer")
+    def bought_by(self, document: Invoice) -> SafeString:
+        return facts(document.buyer)
+
+    @admin.display(description="stored files")
+    def stored(self, document: Invoice) -> SafeString:
+        """Each file's place and digest."""
+        return facts({name: ", ".join(str(part) for part in at.values()) for name, at in document.files.items()})
+
     inlines = [LineInline, PaymentInline]
     actions_detail = ["pdf", "csv", "pay", "void", "store"]
 
     @admin.display(description="still due")
     def due(self, document: Invoice) -> str:
-        return f"{amount_due(document).normalize():f}"
+        return money(amount_due(document), document.currency)
 
     @action(description="PDF", url_path="pdf", icon="picture_as_pdf")
     def pdf(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -124,10 +159,17 @@ _REFUSED = (PaymentRefused, LedgerConflict, ObjectStoreError)
 class AdjustmentAdmin(ReadOnly):
     """Adding proposes; a second person approves; the period's next document says it."""
 
-    list_display = ["period", "amount", "text", "created_by", "approved_by", "created_at"]
+    list_display = ["period", "shown_amount", "text", "created_by", "approved", "created_at"]
+    empty_hint = "Add one to put a refund, goodwill or a fee on a billing period's next document."
     list_select_related = ["period__tenant"]
     fields = ["period", "amount", "text"]
     actions_detail = ["approve"]
+
+    shown_amount = money_column("amount", currency="period__currency")
+
+    @admin.display(description="approved by", ordering="approved_by")
+    def approved(self, adjustment: Adjustment) -> str:
+        return adjustment.approved_by or "nobody yet"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("billing.add_adjustment"))

@@ -13,6 +13,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminSplitDateTimeWidget
 
+from billing.admin.amounts import money_column, percent_column
 from billing.admin.base import ReadOnlyInline, StateFilter, VersionAdmin, actor_of
 from billing.models import ContractTerms, PriceList, PriceVersion
 from billing.services import supersede_price
@@ -38,14 +39,16 @@ class ListedPrices(ReadOnlyInline):
 
     model = PriceVersion
     fields = readonly_fields = [
-        "model", "service_class", "meter", "per_million", "currency", "valid_from", "valid_to", "approved_by",
+        "model", "service_class", "meter", "price", "valid_from", "valid_to", "approved_by",
     ]  # fmt: skip
+    price = money_column("per_million", title="per million tokens")
 
 
 @admin.register(PriceList)
 class PriceListAdmin(ModelAdmin):
     list_display = ["name", "description", "plan_names", "price_count"]
     search_fields = ["name"]
+    empty_hint = "Without any, tenants pay their own prices or what everybody pays. Add one, then prices for it."
     fields = ["name", "description"]
     inlines = [ListedPrices]
 
@@ -74,8 +77,7 @@ class PriceVersionAdmin(VersionAdmin):
         "model",
         "service_class",
         "meter",
-        "per_million",
-        "currency",
+        "price",
         "whose",
         "valid_from",
         "valid_to",
@@ -89,6 +91,9 @@ class PriceVersionAdmin(VersionAdmin):
         "tenant", "price_list", "model", "service_class", "meter", "per_million", "currency", "valid_from", "valid_to",
     ]  # fmt: skip
     autocomplete_fields: list[str] = []
+    empty_hint = "Models without a price cannot be asked for. Add one; it holds once a second person approves it."
+
+    price = money_column("per_million", title="per million tokens")
     actions_detail = ["supersede", "approve", "withdraw"]
 
     @admin.display(description="for", ordering="tenant__name")
@@ -118,8 +123,15 @@ class PriceVersionAdmin(VersionAdmin):
 @admin.register(ContractTerms)
 class ContractTermsAdmin(VersionAdmin):
     list_display = [
-        "tenant", "currency", "discount_ppm", "commitment", "minimum", "valid_from", "valid_to", "state", "approved_by",
+        "tenant", "discount", "shown_commitment", "shown_fee", "shown_minimum", "valid_from", "valid_to", "state",
+        "approved_by",
     ]  # fmt: skip
+    empty_hint = "Without any, a tenant pays for its usage and no more. Add discounts, a commitment or a minimum."
+
+    discount = percent_column("discount_ppm", title="discount")
+    shown_commitment = money_column("commitment", title="usage committed to")
+    shown_fee = money_column("commitment_fee", title="for")
+    shown_minimum = money_column("minimum", title="at least")
     list_filter = [StateFilter, "currency"]
     list_select_related = ["tenant"]
     search_fields = ["tenant__name"]

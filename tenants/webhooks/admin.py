@@ -30,6 +30,7 @@ class EndpointAdmin(SafeAdmin):
     search_fields = ["url", "id", "tenant__name"]
     actions = ["send_test", "switch_on", "switch_off", "replay_dead", "remove"]
     fields = ["tenant", "url", "events", "description"]
+    empty_hint = "Where a tenant hears of its events: added here, or by the tenant with `POST /api/v1/webhooks`."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Endpoint]:
         queryset: QuerySet[Endpoint] = super().get_queryset(request)
@@ -140,6 +141,7 @@ class DeliveryAdmin(SafeAdmin):
     show_full_result_count = False
     actions = ["replay"]
     inlines = [HistoryInline]
+    empty_hint = "Written for each event that a webhook asks for; the webhook's action “Send a test event” makes one."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
         queryset: QuerySet[Delivery] = super().get_queryset(request)

@@ -63,6 +63,7 @@ class EngineConfigAdmin(ModelAdmin):  # type: ignore[misc]
     inlines = [EventInline]
     list_display = ("pool", "version", "is_active", "created_by", "created_at", "note")
     list_filter = ("pool",)
+    empty_hint = "What a pool's engines are to run: add a version here, or by `manage.py engine_config`."
     readonly_fields = ("version", "digest", "shown_document", "runs", "created_by", "created_at")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:

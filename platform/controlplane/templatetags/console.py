@@ -8,6 +8,8 @@ from typing import Any
 
 from django import template
 from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from controlplane.navigation import Item, group_link, items, place_of
 
@@ -28,6 +30,14 @@ def trail(parts: Sequence[Part], request: HttpRequest) -> list[Part]:
         return list(parts)
     beginning, title = _begin(*place), str(parts[-1]["title"]) if parts else ""
     return beginning if title.strip() in ("", place[1].name) else [*beginning, {"title": title}]
+
+
+@register.filter
+def coded(text: str) -> SafeString:
+    """Plain text with what stands between backticks as code."""
+    parts = str(text).split("`")
+    marked = (format_html("<code>{}</code>" if number % 2 else "{}", part) for number, part in enumerate(parts))
+    return format_html_join("", "{}", ((part,) for part in marked))
 
 
 def _begin(group: str, item: Item) -> list[Part]:

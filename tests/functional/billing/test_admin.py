@@ -1,8 +1,12 @@
 """Money in the admin: added, superseded, approved; never edited."""
 
-from datetime import UTC, datetime
+import html
+import re
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
@@ -10,14 +14,29 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
+from billing.admin.amounts import percent, plain
 from billing.ledger.entries import UsageLine, post_usage
-from billing.models import ContractTerms, LedgerAccount, LedgerTransaction, PriceVersion
+from billing.models import (
+    BillingJob,
+    BillingPeriod,
+    ContractTerms,
+    LedgerAccount,
+    LedgerTransaction,
+    PriceVersion,
+    TaxRate,
+)
 from billing.rating.prices import Meter
 from billing.services import publish_prices
 from tenants.models import Tenant
 
 pytestmark = pytest.mark.django_db
 AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def words(answer: Any) -> str:
+    """What a person reads of a page."""
+    page = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", answer.content.decode(), flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(page))
 
 
 @pytest.fixture
@@ -38,7 +57,7 @@ def price(db: None) -> PriceVersion:
 
 class TestPrices:
     def test_are_listed_and_shown_without_a_save_button(self, ada: Client, price: PriceVersion) -> None:
-        assert b"0.250" in ada.get(reverse("admin:billing_priceversion_changelist")).content
+        assert b"0.25 USD" in ada.get(reverse("admin:billing_priceversion_changelist")).content
         page = ada.get(reverse("admin:billing_priceversion_change", args=[price.pk]))
         assert page.status_code == 200
         assert b"Supersede" in page.content
@@ -152,8 +171,6 @@ class TestTax:
 
 class TestLedger:
     def test_is_for_looking_only(self, ada: Client, tenants: dict[str, Tenant]) -> None:
-        from uuid import uuid4
-
         usage = UsageLine(
             request_id=uuid4(), revision=1, tenant_id=tenants["acme"].pk, currency="USD",
             amount=Decimal("0.0000315"), billed_at=AT,
@@ -161,12 +178,78 @@ class TestLedger:
         post_usage([usage], at=AT)
         posted = LedgerTransaction.objects.get()
         page = ada.get(reverse("admin:billing_ledgertransaction_change", args=[posted.pk]))
-        assert b"-0.000031500" in page.content
+        assert b"-0.0000315 USD" in page.content
         assert b'name="_save"' not in page.content
-        assert b"0.000031500" in ada.get(reverse("admin:billing_ledgeraccount_changelist")).content
+        assert b"0.0000315 USD" in ada.get(reverse("admin:billing_ledgeraccount_changelist")).content
         assert ada.get(reverse("admin:billing_usageposting_changelist")).status_code == 200
         for name in ("ledgertransaction_add", "ledgeraccount_add", "usageposting_add"):
             assert ada.get(reverse(f"admin:billing_{name}")).status_code == 403
         account = LedgerAccount.objects.first()
         assert account is not None
         assert ada.post(reverse("admin:billing_ledgeraccount_delete", args=[account.pk])).status_code == 403
+
+    def test_names_whose_money_it_is_and_how_much(self, ada: Client, tenants: dict[str, Tenant]) -> None:
+        for name, amount in (("acme", "0.0000315"), ("basic", "12.500000000")):
+            usage = UsageLine(
+                request_id=uuid4(), revision=1, tenant_id=tenants[name].pk, currency="USD", amount=Decimal(amount),
+                billed_at=AT, prompt_tokens=1_200, completion_tokens=7,
+            )  # fmt: skip
+            post_usage([usage], at=AT)
+        booked = words(ada.get(reverse("admin:billing_ledgertransaction_changelist")))
+        acme, basic = tenants["acme"].name, tenants["basic"].name
+        assert f"{basic} Usage of 1 requests 12.5 USD" in booked
+        assert f"{acme} Usage of 1 requests 0.0000315 USD" in booked
+        found = ada.get(reverse("admin:billing_ledgertransaction_changelist"), {"q": basic})
+        assert "12.5 USD" in words(found)
+        assert "0.0000315 USD" not in words(found)
+        posted = words(ada.get(reverse("admin:billing_usageposting_changelist")))
+        assert f"{basic} 12.5 USD 1,200" in posted
+        assert posted.index(f"{basic} 12.5 USD") < posted.index(f"{acme} 0.0000315 USD")
+        assert str(tenants["acme"].pk) not in posted
+
+
+class TestUnits:
+    def test_a_rate_is_a_percentage_and_money_has_its_currency(self, ada: Client, tenants: dict[str, Tenant]) -> None:
+        TaxRate.objects.create(country="DE", rate_ppm=190_000, valid_from=AT, created_by="user:a")
+        ContractTerms.objects.create(
+            tenant=tenants["acme"], currency="EUR", discount_ppm=125_000, minimum=50, valid_from=AT, created_by="user:a"
+        )
+        assert "DE 19 %" in words(ada.get(reverse("admin:billing_taxrate_changelist")))
+        told = words(ada.get(reverse("admin:billing_contractterms_changelist")))
+        assert f"{tenants['acme'].name} 12.5 % 0 EUR 0 EUR 50 EUR" in told
+
+    def test_a_list_takes_proposals_alone(self, ada: Client, price: PriceVersion) -> None:
+        PriceVersion.objects.create(model="new", meter="input", per_million=2, valid_from=AT, created_by="user:a")
+        address = reverse("admin:billing_priceversion_changelist")
+        assert "new Every class Input 2 USD" in words(ada.get(address, {"state": "proposed"}))
+        assert "0.25 USD" not in words(ada.get(address, {"state": "proposed"}))
+        assert "2 USD" not in words(ada.get(address, {"state": "approved"}))
+
+    def test_a_job_names_its_period(self, ada: Client, tenants: dict[str, Tenant]) -> None:
+        period = BillingPeriod.objects.create(
+            tenant=tenants["acme"],
+            month="2026-01",
+            zone="UTC",
+            currency="USD",
+            starts_at=AT,
+            ends_at=AT + timedelta(31),
+        )
+        job = BillingJob.objects.create(kind="close", subject=str(period.pk), asked_by="x", asked_at=AT, due_at=AT)
+        for address in (
+            reverse("admin:billing_billingjob_changelist"),
+            reverse("admin:billing_billingjob_change", args=[job.pk]),
+        ):
+            assert f"{tenants['acme'].name} 2026-01" in words(ada.get(address))
+
+
+class TestAmounts:
+    @pytest.mark.parametrize(
+        ("amount", "said"),
+        [("12.500000000", "12.5"), ("100", "100"), ("1E+2", "100"), ("-1E-9", "-0.000000001")],
+    )
+    def test_are_exact_without_zeros_behind(self, amount: str, said: str) -> None:
+        assert plain(Decimal(amount)) == said
+
+    @pytest.mark.parametrize(("millionths", "said"), [(190_000, "19 %"), (1, "0.0001 %"), (0, "0 %"), (10**6, "100 %")])
+    def test_millionths_are_percents(self, millionths: int, said: str) -> None:
+        assert percent(millionths) == said

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.core.management import call_command
+from django.core.management import call_command, get_commands
 from django.test import AsyncClient, Client
 from django.urls import reverse
 from django.utils import timezone
@@ -194,6 +194,38 @@ class TestNames:
 
     def test_no_migration_follows_from_a_name(self, db: None) -> None:
         call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+class TestEmptyLists:
+    def test_say_what_fills_them(self, operator: Client) -> None:
+        silent = {}
+        for model, page in admin.site._registry.items():
+            name = f"{model._meta.app_label}_{model._meta.model_name}"
+            told = words(operator.get(reverse(f"admin:{name}_changelist")).content.decode())
+            hint = getattr(page, "empty_hint", "").replace("`", " ")
+            if not hint or (model._default_manager.count() == 0 and " ".join(hint.split()) not in told):
+                silent[name] = hint
+            if "This page yielded into no results" in told:
+                silent[name] = "unfold's own words"
+        assert silent == {}
+
+    def test_name_commands_that_there_are(self) -> None:
+        hints = " ".join(page.empty_hint for page in admin.site._registry.values())
+        named = set(re.findall(r"manage\.py (\w+)", hints))
+        assert {"close_period", "invoice", "operator", "credit"} <= named <= set(get_commands())
+
+    def test_offer_nothing_that_cannot_be_done(self, operator: Client) -> None:
+        page = operator.get("/admin/billing/invoice/").content.decode()
+        assert "No invoices yet" in page
+        assert "Add invoice" not in page
+        assert "<code>manage.py close_period</code>" in page
+        assert "Add credit grant" in operator.get("/admin/billing/creditgrant/").content.decode()
+
+    def test_that_a_search_left_empty_say_so(self, operator: Client) -> None:
+        told = words(operator.get("/admin/billing/invoice/?q=nothing").content.decode())
+        assert "No invoice fits this search" in told
+        assert "Reset filters" in told
+        assert "No invoices yet" not in told
 
 
 class TestHome:
