@@ -35,6 +35,7 @@ from fairqueue.messages import (
     without_body,
 )
 from fairqueue.policy import QueueBounds
+from fairqueue.restating import entry_of
 from stores.lua import BoundScript
 from stores.redis import REPLY_TIMEOUT_SECONDS, Client
 
@@ -294,6 +295,15 @@ class FairQueue:
     async def unsettled(self, *, older_than_ms: int, limit: int) -> list[UsageRecord]:
         """Ended requests that nobody has settled for `older_than_ms`: settle each, then `ack`."""
         return replies.usage_records(await self._run("unsettled", older_than_ms, limit))
+
+    async def restate(self, record: UsageRecord) -> bool:
+        """Put on the usage stream what ended before this pool lost it. False: it knows the request, or did so before.
+
+        Raises ValueError for what is no record of a request of ours.
+        """
+        flat = [part for pair in entry_of(record).items() for part in pair]
+        packed = msgpack.packb(flat, use_bin_type=False)
+        return bool(await self._run("restate", record.request_id, self._bounds.tombstone_ms, packed))
 
     async def depths(self) -> QueueDepths:
         return replies.queue_depths(await self._run("depths"))
