@@ -378,7 +378,7 @@ class TestAnotherTenant:
         return AcmesReceipts()
 
     @pytest.mark.parametrize("stand", ["waits", "runs", "is kept", "is kept in the database alone"])
-    async def test_finds_it_by_no_route(self, owner: Owner, stand: str) -> None:
+    async def test_t01_finds_it_by_no_route(self, owner: Owner, stand: str) -> None:
         request_id = await owner.accepted()
         if stand == "runs":
             await owner.gateway.worker.claim()

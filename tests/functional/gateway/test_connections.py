@@ -200,7 +200,7 @@ class TestHeads:
         ],
         ids=lambda value: value[:60].decode("latin-1") if isinstance(value, bytes) else None,
     )  # fmt: skip
-    async def test_a_bad_one_is_refused_and_the_connection_closed(
+    async def test_t22_a_bad_one_is_refused_and_the_connection_closed(
         self, gateway: Gateway, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
     ) -> None:
         async with wire(gateway) as connection:

@@ -342,11 +342,15 @@ class TestSweeper:
         async with asyncio.TaskGroup() as tasks:
             client = tasks.create_task(gateway.http.post(PATH, json=BODY, headers=gateway.auth()))
             claim = await gateway.worker.claim()
-            await end_and_die(gateway, claim, [], outcome=Outcome.FAILED, error_code="invalid_value")
+            refused = {"outcome": Outcome.FAILED, "error_code": "invalid_value", "error_param": "seed"}
+            await end_and_die(gateway, claim, [], **refused)
             await sweeper_of(gateway).sweep()
         answer = client.result()
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": "The engine does not take this value of `seed`.", "type": "invalid_request_error",
+            "param": "seed", "code": "invalid_value",
+        }  # fmt: skip
 
     async def test_settles_the_others_while_one_s_limits_are_made_anew(self, gateway: Gateway) -> None:
         """The hold of the first was lost: it waits for the rebuild, and the second does not wait for it."""
@@ -442,14 +446,20 @@ def sweeper_of(gateway: Gateway) -> Sweeper:
 
 
 async def end_and_die(
-    gateway: Gateway, claim: Any, frames: list[bytes], *, outcome: Outcome = Outcome.OK, error_code: str = ""
+    gateway: Gateway,
+    claim: Any,
+    frames: list[bytes],
+    *,
+    outcome: Outcome = Outcome.OK,
+    error_code: str = "",
+    error_param: str = "",
 ) -> None:
     """A worker that ended a request and was killed before it settled."""
     counts = TokenCounts(prompt=claim.ticket.prompt_tokens, completion=len(frames))
     assert await gateway.queue.end(
         worker_id=WORKER, request_id=claim.ticket.request_id, fence=claim.fence, last_seq=len(frames),
         outcome=outcome, finish_reason="" if error_code else "stop", error_code=error_code, counts=counts,
-        delivered_tokens=len(frames), timings=Timings(),
+        delivered_tokens=len(frames), timings=Timings(), error_param=error_param,
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def cap_for(metric: Metric, prompt: int) -> Limit:
 @pytest.mark.parametrize("metric", REFUSED)
 @pytest.mark.parametrize("seed", SEEDS)
 class TestCrowd:
-    async def test_exactly_what_fits_gets_in(self, pair: Pair, metric: Metric, seed: int) -> None:
+    async def test_t11_exactly_what_fits_gets_in(self, pair: Pair, metric: Metric, seed: int) -> None:
         """Nobody ends meanwhile: ten wait in the queue, all others are told at once. Nothing refused stays held."""
         limit = cap_for(metric, await prompt_tokens(pair.gateway))
         auth = pair.gateway.auth(pair.gateway.directory.issue(replace(CONTEXT, limits=(limit,))))

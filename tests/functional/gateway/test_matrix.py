@@ -92,7 +92,7 @@ async def refused(gateway: Gateway) -> str:
 class TestForeignRequest:
     @pytest.mark.parametrize("action", actions())
     @pytest.mark.parametrize("form", ["{}", "chatcmpl-{}", "resp_{}"])
-    async def test_is_not_found_by_any_method_of_any_route(self, gateway: Gateway, action: str, form: str) -> None:
+    async def test_t01_is_not_found_by_any_method_of_any_route(self, gateway: Gateway, action: str, form: str) -> None:
         request_id = await claimed(gateway)
         await is_not_found(gateway, request_id, action, key=gateway.mallory, form=form)
         status = await gateway.queue.status(request_id=request_id)
@@ -100,7 +100,7 @@ class TestForeignRequest:
         assert status.state is JobState.RUNNING
 
     @pytest.mark.parametrize("stand", [queued, claimed, settled, metered, refused], ids=lambda stand: stand.__name__)
-    async def test_is_not_found_wherever_it_stands(self, gateway: Gateway, stand: Stand) -> None:
+    async def test_t01_is_not_found_wherever_it_stands(self, gateway: Gateway, stand: Stand) -> None:
         request_id = await stand(gateway)
         for action in actions():
             await is_not_found(gateway, request_id, action, key=gateway.mallory)
@@ -108,7 +108,7 @@ class TestForeignRequest:
                 own = await gateway.http.get(f"/v1/requests/{request_id}/{action}", headers=gateway.auth())
                 assert own.status_code == 200, action
 
-    async def test_is_not_cancelled_over_a_websocket(self, gateway: Gateway) -> None:
+    async def test_t01_is_not_cancelled_over_a_websocket(self, gateway: Gateway) -> None:
         claim, _ = await running(gateway, ["a"])
         async with socket(gateway, key=gateway.mallory) as connection:
             assert (await event(connection))["type"] == "session.created"
@@ -119,7 +119,7 @@ class TestForeignRequest:
         assert status is not None
         assert status.state is JobState.RUNNING
 
-    async def test_is_not_attached_to_by_its_idempotency_key(self, gateway: Gateway) -> None:
+    async def test_t01_is_not_attached_to_by_its_idempotency_key(self, gateway: Gateway) -> None:
         body = {"model": "toy-1", "messages": [{"role": "user", "content": "Hello"}]}
         seen = []
         for key in (gateway.key, gateway.mallory):

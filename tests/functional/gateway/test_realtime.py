@@ -278,7 +278,7 @@ class TestCloseCodes:
             await connection.send(first)
             assert await close_code(connection) == 4401
 
-    async def test_a_key_in_the_url(self, gateway: Gateway) -> None:
+    async def test_t25_a_key_in_the_url(self, gateway: Gateway) -> None:
         async with socket(gateway, query=f"?token={gateway.key}") as connection:
             assert await close_code(connection) == 4400
 
@@ -314,7 +314,7 @@ class TestCloseCodes:
             await connection.send([b'{"type": "\xff', b'"}'], text=True)
             assert await close_code(connection) == 1007
 
-    async def test_a_message_far_too_big(self, gateway: Gateway) -> None:
+    async def test_t24_a_message_far_too_big(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key) as connection:
             with suppress(ConnectionClosedError):
                 await connection.send(" " * (2 * limits.REALTIME_FRAME_BYTES_MAX + 1))
@@ -332,7 +332,7 @@ class TestCloseCodes:
                 await say(connection, type="response.create", response={"input": [ITEM]})
             assert await close_code(connection) == 4429
 
-    async def test_a_browser_of_another_origin(self, gateway: Gateway) -> None:
+    async def test_t25_a_browser_of_another_origin(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key, origin="https://evil.example") as connection:
             assert await close_code(connection) == 4403
 

@@ -246,7 +246,7 @@ async def check(stage: Stage, case: Case, context: TenantContext, calls: list[Ca
 @pytest.mark.parametrize("death", Death)
 @pytest.mark.parametrize("name", CASES)
 class TestDeathAtEachAwait:
-    async def test_leaves_nothing_held_and_charges_what_was_recorded(
+    async def test_t13_leaves_nothing_held_and_charges_what_was_recorded(
         self, stage: Stage, name: str, death: Death
     ) -> None:
         whole = await one(stage, CASES[name], death=None, at=0)

@@ -141,7 +141,7 @@ class TestTable:
 
 class TestForeignId:
     @pytest.mark.parametrize("place", ONE, ids=lambda place: place.path)
-    def test_is_not_found(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
+    def test_t01_is_not_found(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
         acme, mallory = estate
         before = list(Delivery.objects.values()), list(Event.objects.values())
         for row in rows_of(place.model, mallory.tenant):
@@ -157,7 +157,7 @@ class TestForeignId:
             assert asker("get", place.of(own))[0] == 200
 
     @pytest.mark.parametrize("place", ONE, ids=lambda place: place.path)
-    def test_is_not_found_either_where_the_query_forgot_its_filter(
+    def test_t01_is_not_found_either_where_the_query_forgot_its_filter(
         self, place: Place, asker: Api, estate: tuple[Customer, Customer], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, mallory = estate
@@ -171,7 +171,7 @@ class TestForeignId:
 
 class TestForeignIdInAList:
     @pytest.mark.parametrize("place", MANY, ids=lambda place: place.path)
-    def test_selects_nothing(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
+    def test_t01_selects_nothing(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
         _, mallory = estate
         foreign = {str(row.pk) for row in rows_of(place.model, mallory.tenant)}
         status, page = asker("get", f"{place.path}?limit=200")
@@ -232,7 +232,7 @@ class TestForeignIdInABody:
     @pytest.mark.parametrize(
         "place", [place for place in PLACES if place.actions.get("post") == "create"], ids=lambda place: place.path
     )
-    def test_makes_nothing(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
+    def test_t01_makes_nothing(self, place: Place, asker: Api, estate: tuple[Customer, Customer]) -> None:
         _, mallory = estate
         schema = SchemaGenerator().get_schema(request=None, public=True)
         shapes = schema["components"]["schemas"]

@@ -38,7 +38,7 @@ def both(acme: Customer, mallory: Customer) -> tuple[Customer, Customer]:
 
 
 class TestOneTenant:
-    def test_raw_sql_without_a_filter_sees_its_rows_only(self, both: tuple[Customer, Customer]) -> None:
+    def test_t02_raw_sql_without_a_filter_sees_its_rows_only(self, both: tuple[Customer, Customer]) -> None:
         for who in both:
             with transaction.atomic(), as_tenant(who.tenant.id):
                 assert {table: rows(table) for table in OWNED} == {table: {who.tenant.id} for table in OWNED}
@@ -90,7 +90,7 @@ class TestOneTenant:
 
 
 class TestNoTenant:
-    def test_shows_no_rows(self, both: tuple[Customer, Customer]) -> None:
+    def test_t02_shows_no_rows(self, both: tuple[Customer, Customer]) -> None:
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute(f"SET LOCAL ROLE {APP_ROLE}")
@@ -153,7 +153,7 @@ class TestConnection:
             raise ZeroDivisionError
 
     @pytest.mark.django_db(transaction=True)
-    def test_of_one_pool_serves_tenants_in_turn_and_keeps_nothing_of_them(
+    def test_t02_of_one_pool_serves_tenants_in_turn_and_keeps_nothing_of_them(
         self, both: tuple[Customer, Customer]
     ) -> None:
         login, _ = now()

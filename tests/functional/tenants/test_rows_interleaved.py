@@ -150,7 +150,7 @@ def pool_of_one(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.mark.timeout(180)
 @pytest.mark.django_db(transaction=True)
 class TestOneConnection:
-    async def test_never_shows_one_tenant_what_is_another_s(
+    async def test_t02_never_shows_one_tenant_what_is_another_s(
         self, acme: Customer, mallory: Customer, pool_of_one: None
     ) -> None:
         both = (acme.tenant, mallory.tenant)

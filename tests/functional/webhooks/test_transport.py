@@ -90,7 +90,7 @@ class TestDelivery:
 
 
 class TestT19AddressIsPinned:
-    async def test_a_name_that_is_rebound_after_the_check_changes_nothing(
+    async def test_t19_a_name_that_is_rebound_after_the_check_changes_nothing(
         self, tls: tuple[ssl.SSLContext, ssl.SSLContext]
     ) -> None:
         """The classic rebinding: harmless when checked, inside when connected. There is one look-up, so no second."""
@@ -145,7 +145,7 @@ class TestT20AnswersAreBounded:
     async def go(self, local: Sender, port: int) -> Answer:
         return await local.send(url=f"http://127.0.0.1:{port}/", headers={}, body=b"{}")
 
-    async def test_redirects_are_not_followed(self, local: Sender) -> None:
+    async def test_t19_redirects_are_not_followed(self, local: Sender) -> None:
         with receiver(status(200)) as inside:
             target = f"http://127.0.0.1:{inside.port}/latest/meta-data/"
             for code in (301, 302, 303, 307, 308):
@@ -154,14 +154,14 @@ class TestT20AnswersAreBounded:
                 assert (answer.status, answer.accepted) == (code, False)
             assert inside.arrived == []
 
-    async def test_a_body_is_read_to_its_first_kibibyte_and_never_unpacked(self, local: Sender) -> None:
+    async def test_t20_a_body_is_read_to_its_first_kibibyte_and_never_unpacked(self, local: Sender) -> None:
         with receiver(status(500, b"\xff\x00" * 500_000, content_encoding="gzip")) as there:
             answer = await self.go(local, there.port)
         assert answer.status == 500
         assert len(answer.body) == BODY_BYTES_MAX
         assert set(answer.body) == {"\ufffd"}
 
-    async def test_an_endless_body_ends(self, local: Sender) -> None:
+    async def test_t20_an_endless_body_ends(self, local: Sender) -> None:
         def endless(handler: BaseHTTPRequestHandler, number: int) -> None:
             handler.send_response(200)
             handler.send_header("transfer-encoding", "chunked")

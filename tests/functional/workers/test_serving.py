@@ -190,7 +190,7 @@ class TestGuard:
 
 
 class TestCancel:
-    async def test_stops_the_engine_and_bills_what_was_logged(self, pool, start, sim):
+    async def test_t13_stops_the_engine_and_bills_what_was_logged(self, pool, start, sim):
         sim(decode_tokens_per_second=40)
         asked = await pool.submit(ticket(chat("hello", ignore_eos=True), max_tokens=2_000))
         async with start() as worker:
@@ -207,6 +207,9 @@ class TestCancel:
         assert 0 < final.counts.completion < 2_000
         assert final.cost_nano == cost(PRICE, final.counts).total_nano
         assert final.counts.completion <= len(frames)
+        [usage] = await pool.usage()
+        assert int(usage[b"completion"]) == int(usage[b"delivered"]) == final.counts.completion
+        assert int(usage[b"prompt"]) == final.counts.prompt > 0
 
 
 class TestRegistration:

@@ -47,7 +47,7 @@ class TestDigest:
         assert digest(key, b"a") != digest(mint(), b"a")
         assert len(digest(key, b"a")) == 64
 
-    def test_is_hmac_sha256(self) -> None:
+    def test_t09_is_hmac_sha256(self) -> None:
         # RFC 4231, test case 2
         assert digest("what do ya want for nothing?", b"Jefe") == (
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"

@@ -159,7 +159,7 @@ HOSTILE_ADDRESSES = [
 
 class TestT19Url:
     @pytest.mark.parametrize("url", HOSTILE_URLS)
-    def test_refuses(self, url: str) -> None:
+    def test_t19_refuses(self, url: str) -> None:
         for rules in (RULES, DEV):
             if rules is DEV and url in ("https://127.0.0.1/", "https://[::1]/", "https://localhost/"):
                 continue
@@ -202,7 +202,7 @@ class TestT19Url:
 
 class TestT19Address:
     @pytest.mark.parametrize("address", HOSTILE_ADDRESSES)
-    def test_refuses(self, address: str) -> None:
+    def test_t19_refuses(self, address: str) -> None:
         for rules in (RULES, DEV):
             with pytest.raises(Refused, match=r"^The host has no public address\.$"):
                 check(address, local=False, rules=rules)

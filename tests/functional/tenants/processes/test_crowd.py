@@ -171,7 +171,7 @@ def books_of(pair: TwoGateways, redis: Redis, doors: list[httpx.AsyncClient], me
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("seed", SEEDS)
 class TestCrowd:
-    async def test_exactly_what_fits_gets_in_and_nothing_refused_is_charged(
+    async def test_t11_exactly_what_fits_gets_in_and_nothing_refused_is_charged(
         self,
         pair: TwoGateways,
         its_redis: Redis,

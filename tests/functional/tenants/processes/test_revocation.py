@@ -78,7 +78,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 @pytest.mark.timeout(300)
 class TestOnAnotherProcess:
     @pytest.mark.parametrize(("ending", "refused"), [("revoke", 401), ("suspend", 403)])
-    async def test_streams_of_both_gateways_are_cut_and_the_next_request_is_refused(
+    async def test_t10_streams_of_both_gateways_are_cut_and_the_next_request_is_refused(
         self, pair: TwoGateways, client: httpx.AsyncClient, ending: str, refused: int
     ) -> None:
         customer = pair.customers.make(caps={})
@@ -118,7 +118,7 @@ async def restarted(pair: TwoGateways, redis: Redis) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 class TestRedisRestarts:
-    async def test_a_revoked_key_stays_refused_and_is_never_let_in_between(
+    async def test_t10_a_revoked_key_stays_refused_and_is_never_let_in_between(
         self, pair: TwoGateways, client: httpx.AsyncClient, its_redis: Redis
     ) -> None:
         customer = pair.customers.make(caps={})
