@@ -39,7 +39,9 @@ class Inbox:
         self._bytes_max = bytes_max
         self._entries: deque[Entry] = deque()
         self._bytes = 0
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # while it waits
+        self._patient_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._overflown = False
 
     def put(self, entry: Entry) -> None:
@@ -52,30 +54,56 @@ class Inbox:
             self._entries.clear()
             entry = Signal.OVERFLOW
         self._entries.append(entry)
-        self._wake.set()
+        self._wake()
 
     def interrupt(self) -> None:
         """The client is gone: the reader hears of it next, whatever else waits."""
         self._entries.appendleft(Signal.GONE)
-        self._wake.set()
+        self._wake()
 
     def revoke(self) -> None:
         """The key is revoked: the reader hears of it next, and gives nothing more out."""
         self._entries.appendleft(Signal.REVOKED)
-        self._wake.set()
+        self._wake()
 
     async def get(self, *, seconds: float) -> Entry | None:
         """The next entry; None when there was none for so long."""
         if not self._entries:
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
+            await self._wait(seconds)
+            if not self._entries:
                 return None
         entry = self._entries.popleft()
         self._bytes -= _size(entry)
         return entry
+
+    async def _wait(self, seconds: float) -> None:
+        """One timer serves many waits: an entry comes long before, so most of them would be made to be cancelled."""
+        loop = asyncio.get_running_loop()
+        self._patient_until = loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._patient_until:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(self._patient_until, self._tick, loop)
+        self._reader = loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ends the wait whose time is over; one that began later gets the rest of its own."""
+        self._timer = None
+        if self._reader is None:
+            return
+        if loop.time() >= self._patient_until:
+            self._wake()
+        else:
+            self._timer = loop.call_at(self._patient_until, self._tick, loop)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _size(entry: Entry) -> int:

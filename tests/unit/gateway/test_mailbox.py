@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgpack
+import pytest
 
 from contracts.wire import encode
 from fairqueue.messages import Released
-from gateway.stream.mailbox import Mailbox, Signal
+from gateway.stream.mailbox import Inbox, Mailbox, Signal
 from tests.unit.gateway.frames import REQUEST, final
 
 
@@ -88,3 +89,59 @@ class TestMailbox:
             mailbox.close(inbox)
             mailbox.close(inbox)
         assert mailbox.open_inboxes == 0
+
+
+class TestPatience:
+    """`Inbox.get` waits for each frame of each stream."""
+
+    async def read(self, inbox: Inbox, *, seconds: float) -> asyncio.Task[Any]:
+        """A reader that waits already."""
+        reading = asyncio.ensure_future(inbox.get(seconds=seconds))
+        await asyncio.sleep(0)
+        return reading
+
+    async def test_ends_a_wait_for_which_nothing_came(self) -> None:
+        inbox = Inbox(request_id=REQUEST, bytes_max=1_000)
+        assert await inbox.get(seconds=0.001) is None
+        assert await inbox.get(seconds=0.001) is None
+
+    async def test_of_a_wait_before_does_not_end_a_later_one(self) -> None:
+        inbox = Inbox(request_id=REQUEST, bytes_max=1_000)
+        first = await self.read(inbox, seconds=0.001)
+        inbox.put(Signal.RESYNC)
+        assert await first is Signal.RESYNC
+        second = await self.read(inbox, seconds=20)
+        assert await inbox_after(0.01, second) == "waits"
+        inbox.put(Signal.OVERFLOW)
+        assert await second is Signal.OVERFLOW
+
+    async def test_may_be_shorter_than_before(self) -> None:
+        inbox = Inbox(request_id=REQUEST, bytes_max=1_000)
+        first = await self.read(inbox, seconds=1_000)
+        inbox.put(Signal.RESYNC)
+        await first
+        assert await asyncio.wait_for(inbox.get(seconds=0.001), 20) is None
+
+    async def test_is_left_by_a_reader_that_is_cancelled(self) -> None:
+        inbox = Inbox(request_id=REQUEST, bytes_max=1_000)
+        first = await self.read(inbox, seconds=20)
+        first.cancel()
+        await asyncio.wait({first})
+        inbox.put(Signal.RESYNC)
+        assert await inbox.get(seconds=20) is Signal.RESYNC
+
+    async def test_costs_one_timer_for_many_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        inbox, loop, made = Inbox(request_id=REQUEST, bytes_max=10_000), asyncio.get_running_loop(), []
+        call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda *args, **named: made.append(args[0]) or call_at(*args, **named))
+        for _ in range(100):
+            reading = await self.read(inbox, seconds=10)
+            inbox.put(Signal.RESYNC)
+            assert await reading is Signal.RESYNC
+        assert len(made) == 1
+
+
+async def inbox_after(seconds: float, reading: asyncio.Task[Any]) -> str:
+    """What has become of a reader once an earlier wait's time is over."""
+    done, _ = await asyncio.wait({reading}, timeout=seconds)
+    return "ended" if done else "waits"
