@@ -421,6 +421,14 @@ class TestLost:
             await start(limits, 1)
         assert [await raw(redis, each, "h") or "0" for each in self.every] == ["0"] * len(self.every)
 
+    async def test_a_void_that_gives_nothing_back_leaves_nothing_in_them(self, limits: Limits, redis: Redis) -> None:
+        bucket, money = limit(IPM, 60), limit(Metric.SPEND_LIFETIME, 9_000)
+        await granted(limits, 1, bucket, money, cost_max_nano=0)
+        await redis.delete(keys.use(ACME))
+        limits.time_ms = NOON + 60_000
+        await void(limits, 1)
+        assert (await raw(redis, bucket, "u"), await raw(redis, money, "h")) == ("0", "0")
+
     async def test_a_bucket_that_is_settled_first_takes_holds_again(self, limits: Limits, redis: Redis) -> None:
         cap = limit(IPM, 60)
         await granted(limits, 1, cap)
