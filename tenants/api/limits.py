@@ -62,7 +62,7 @@ class LimitRoute(_OfOwner):
         summary="Set, change or remove limits of a tenant, project or key",
         description="Answers with every limit of that owner. Metrics that are not named stay as they are.",
         request=shapes.LimitsIn,
-        responses=shapes.LimitOut(many=True),
+        responses={200: shapes.LimitOut(many=True)},
     )
     def create(self, request: Request) -> Response:
         body = self.body(shapes.LimitsIn)
@@ -98,7 +98,7 @@ class BudgetRoute(_OfOwner):
         description="Answers with every budget of that owner. An inference request whose worst case passes what is "
         "spent is refused with 402; one that only what requests under way hold keeps out, with 429 and `retry-after`.",
         request=shapes.BudgetIn,
-        responses=shapes.BudgetOut(many=True),
+        responses={200: shapes.BudgetOut(many=True)},
     )
     def create(self, request: Request) -> Response:
         body = self.body(shapes.BudgetIn)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from drf_spectacular.openapi import AutoSchema
+
 _PREFIX = "/api/v1/"
 _METHODS = frozenset({"get", "post", "patch", "delete"})
 _ERROR = {
@@ -40,6 +42,16 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "description": "ETag of what is changed; another version is a 412. A PATCH without it is a 428.",
     },
 }
+
+
+class Operation(AutoSchema):
+    """One operation. Filters and pages belong to a GET: a POST that answers with several rows is no list to page."""
+
+    def get_filter_backends(self) -> list[Any]:
+        return super().get_filter_backends() if self.method == "GET" else []
+
+    def _get_paginator(self) -> Any:
+        return super()._get_paginator() if self.method == "GET" else None  # type: ignore[no-untyped-call]
 
 
 def complete(result: dict[str, Any], **more: Any) -> dict[str, Any]:

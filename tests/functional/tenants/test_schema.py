@@ -61,6 +61,19 @@ class TestFile:
                 assert ("Idempotency-Key" in headers) == (method == "post"), path
                 assert ("If-Match" in headers) == ("{id}" in path and method != "get"), (path, method)
 
+    def test_offers_filters_and_pages_to_a_list_alone(self) -> None:
+        for path, methods in document()["paths"].items():
+            for method in METHODS & methods.keys() if path.startswith(PREFIX) else ():
+                asked = {one["name"] for one in methods[method]["parameters"] if one["in"] == "query"}
+                assert ("limit" in asked) == (method == "get" and "List" in repr(methods[method]["responses"])), path
+                assert not asked or method == "get", (path, method)
+
+    @pytest.mark.parametrize("path", ["limits", "budgets"])
+    def test_says_what_is_answered_where_a_post_answers_with_several_rows(self, path: str) -> None:
+        responses = document()["paths"][PREFIX + path]["post"]["responses"]
+        assert [status for status in responses if status < "3"] == ["200"]
+        assert responses["200"]["content"]["application/json"]["schema"]["type"] == "array"
+
     def test_is_served_with_a_page_that_loads_nothing_from_elsewhere(self) -> None:
         client = Client()
         client.force_login(User.objects.create_superuser("ada", password="x"))
