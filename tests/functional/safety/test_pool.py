@@ -190,3 +190,59 @@ class TestGuardWithValidators:
         assert released == Released("" if blocked else text, blocked=blocked)
         wanted = f"stage=output rule=judge action=block state=timed_out hits=0 acted={acted} us="
         assert guard.verdicts[0].startswith(wanted)
+
+
+STREAMS = 200
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crowded() -> AsyncIterator[ValidatorPool]:
+    """Two processes, and room for all of a crowd to wait."""
+    pool = ValidatorPool(processes=2, queue_max=STREAMS)
+    await pool.warm()
+    yield pool
+    await pool.close()
+
+
+class TestCrowd:
+    async def test_t16_two_hundred_calls_are_answered_each_with_its_own(self, crowded: ValidatorPool) -> None:
+        cut = call("valid_length", min=1, max=8)
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(crowded.validate(cut, f"{n:07d}: of stream {n}")) for n in range(STREAMS)]
+        outcomes = [task.result() for task in asked]
+        assert {outcome.state for outcome in outcomes} == {RuleState.RAN}
+        assert [outcome.fixed for outcome in outcomes] == [f"{n:07d}:" for n in range(STREAMS)]
+
+    @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+    async def test_a_process_killed_or_frozen_in_a_crowd_costs_no_answer_its_rule(
+        self, crowded: ValidatorPool, blow: signal.Signals
+    ) -> None:
+        """Each answer is judged, or ends as its rule says when it cannot be: closed lets nothing out, open all."""
+        await crowded.warm()
+        rules = {
+            fail: policy("block", fail, validator="valid_length", arguments={"min": 1, "max": 9}, deadline_ms=500)
+            for fail in ("open", "closed")
+        }
+
+        async def guarded(number: int) -> tuple[str, str, Released, str]:
+            fail, text = ("open", "closed")[number % 2], f"text {number}" + " is too long" * (number % 3 == 0)
+            guard = OutputGuard(rules[fail], crowded, monotonic=monotonic)
+            await guard.feed("0:content", text)
+            if number == STREAMS // 10:
+                os.kill(crowded.pids[0], blow)
+            return fail, text, await guard.finish("0:content"), guard.verdicts[0]
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(guarded(number)) for number in range(STREAMS)]
+        states = set()
+        for fail, text, released, verdict in (task.result() for task in running):
+            state = verdict.partition("state=")[2].split()[0]
+            ran = state == "ran"
+            states.add(state)
+            blocked = len(text) > 9 if ran else fail == "closed"
+            assert released == Released("" if blocked else text, blocked=blocked)
+            assert f"hits={int(ran and blocked)} acted={'yes' if blocked else 'no'}" in verdict
+        assert "ran" in states
+        assert states & {"failed", "timed_out", "refused"}
+        await crowded.warm()
+        assert (await crowded.validate(call("valid_length", max=3), "ok")).state is RuleState.RAN
