@@ -35,6 +35,10 @@ _CSV_COLUMNS = ("position", "kind", "text", "tokens", "price_per_million", "amou
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
+class FileDiffers(Exception):
+    """What the store has is not what the document says was stored."""
+
+
 def build_files(sheet: Sheet) -> dict[str, bytes]:
     """All four by their ending. Raises RuntimeError when the typesetter refuses, which is a fault of ours."""
     table, xml = csv_of(sheet), facturx_xml(sheet)
@@ -61,6 +65,20 @@ def store_files(*, invoice_id: uuid.UUID, objects: Objects) -> Invoice:
             locked.files = stored
             locked.save(update_fields=["files"])
         return locked
+
+
+def read_file(document: Invoice, *, ending: str, objects: Objects | None) -> bytes:
+    """The stored file; made anew where none is stored yet, or there is no store.
+
+    Raises stores.objects.ObjectStoreError, FileDiffers.
+    """
+    noted = document.files.get(ending)
+    if noted is None or objects is None:
+        return build_files(sheet_of(document))[ending]
+    body = objects.get(key=noted["key"])
+    if hashlib.sha256(body).hexdigest() != noted["sha256"]:
+        raise FileDiffers(f"{noted['key']} is not what {document.number} names")
+    return body
 
 
 def csv_of(sheet: Sheet) -> bytes:

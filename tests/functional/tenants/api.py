@@ -29,7 +29,8 @@ class Api:
             **({"data": body, "content_type": "application/json"} if body is not None else {}),
             headers={**self._headers, **named},
         )
-        return self.last.status_code, self.last.json() if self.last.content else None
+        is_json = self.last.get("Content-Type", "").startswith("application/json")
+        return self.last.status_code, self.last.json() if self.last.content and is_json else None
 
     def change(self, path: str, body: Any, method: str = "patch") -> tuple[int, Any]:
         """Reads, then changes what was read."""

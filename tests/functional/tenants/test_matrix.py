@@ -13,6 +13,8 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from drf_spectacular.generators import SchemaGenerator
 from redis import Redis
 
+from billing.closing.close import open_periods
+from billing.models import Invoice
 from controlplane.models import ServedModel
 from tenants import events, services
 from tenants.api.routes import Route
@@ -86,6 +88,21 @@ def furnish(who: Customer) -> None:
     )
     for row in OutboxEvent.objects.filter(tenant_id=who.tenant.id):
         events.keep(events.message_of(row))
+    make_document(who.tenant)
+
+
+def make_document(tenant: Tenant) -> None:
+    """An issued document of nothing: who sees it is asked here, not what it says."""
+    period = open_periods(tenant_id=tenant.id, now=tenant.created_at)[0]
+    party = dict.fromkeys(("street", "postal_code", "city", "tax_id", "email"), "x")
+    serial = Invoice.objects.count() + 1
+    Invoice.objects.create(
+        tenant=tenant, period=period, sequence=1, kind="invoice", series="T", year=2026, serial=serial,
+        number=f"T-2026-{serial}", usage_revision=1, usage_posted=0, currency=period.currency, net=0, tax=0, total=0,
+        credit_used=0, tax_category="Z", tax_rate_ppm=0, seller={"legal_name": "Weir", "country": "NZ", **party},
+        buyer={"legal_name": tenant.name, "country": "NP", **party}, issued_at=period.ends_at, issued_by="user:ada",
+        due_at=period.ends_at,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -121,6 +138,7 @@ class TestTable:
             "budgets",
             "audit",
             "webhooks",
+            "invoices",
         }
         shown = {place.model for place in PLACES}
         assert shown >= {Tenant, Project, ApiKey, Member, LimitSetting, AuditEntry, Endpoint}

@@ -1,0 +1,1 @@
+"""Finance by the management API: documents for tenants, reports for operators."""
