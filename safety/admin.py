@@ -28,6 +28,7 @@ from safety.document import PolicyError, Rule
 from safety.models import Policy, PolicyVersion
 
 DEPTH_MAX = 32
+_ORDER = ("name", "kind", "stage", "action", "fail", "shadow", "config")
 SHOWN_MAX = 8  # of a list in a rule's configuration
 _PLACE = re.compile(r"^rules\[(\d+)\]")
 _TOO_DEEP = f"nested deeper than {DEPTH_MAX} levels"
@@ -92,6 +93,12 @@ def _finite(digits: str) -> float:
 class RulesField(forms.JSONField):
     """Says what is wrong with the text, which stays in the form as it was typed."""
 
+    def prepare_value(self, value: Any) -> Any:
+        """Fields in the order in which one reads a rule; the database keeps them by their length."""
+        if isinstance(value, list):
+            value = [_in_order(rule) for rule in value]
+        return super().prepare_value(value)
+
     def to_python(self, value: Any) -> Any:
         """The rules. Raises ValidationError."""
         try:
@@ -102,6 +109,13 @@ class RulesField(forms.JSONField):
                 message = f"This cannot be read as rules: {cause.msg} (line {cause.lineno}, column {cause.colno})."
                 raise forms.ValidationError(message, code="invalid") from cause
             raise
+
+
+def _in_order(rule: Any) -> Any:
+    if not isinstance(rule, dict):
+        return rule
+    known = {name: rule[name] for name in _ORDER if name in rule}
+    return {**known, **{name: value for name, value in rule.items() if name not in known}}
 
 
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -199,8 +213,8 @@ def syntax() -> SafeString:
     ]
     row = "<tr><th><code>{}</code></th><td>{}</td></tr>"
     return format_html(
-        '<table class="weir-table"><tr><th>Field of every rule</th><td></td></tr>{}'
-        "<tr><th><br>kind</th><td><br>fields of its <code>config</code></td></tr>{}</table>",
+        '<details><summary>Show</summary><table class="weir-table"><tr><th>Field of every rule</th><td></td></tr>{}'
+        "<tr><th><br>kind</th><td><br>fields of its <code>config</code></td></tr>{}</table></details>",
         format_html_join("", row, rows),
         format_html_join("", row, kinds),
     )
@@ -295,7 +309,7 @@ class PolicyAdmin(ModelAdmin):
     def example(self, policy: Policy | None) -> SafeString:
         rules = demo_document(policy_id="example", version=1)["rules"]
         text = json.dumps(rules, indent=2, ensure_ascii=False)
-        return format_html('<pre class="weir-pre">{}</pre>', text)
+        return format_html('<details><summary>Show</summary><pre class="weir-pre">{}</pre></details>', text)
 
     @admin.action(description="Publish the draft of the selected policies", permissions=["change"])
     def publish_selected(self, request: HttpRequest, queryset: QuerySet[Policy]) -> None:

@@ -12,7 +12,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminSplitDateTimeWidg
 from contracts.money import nano_from_decimal, text_from_nano
 from contracts.tenancy import Metric, Scope
 from tenants.limits.policy import is_money
-from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting, Plan, Project, TenantState
+from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting, Plan, Project, Tenant, TenantState
 from tenants.services import check_cap
 
 
@@ -50,6 +50,21 @@ class PlanForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it
             "queued_max": "Requests waiting at once",
             "max_tokens_default": "Output tokens by default",
             "max_tokens_cap": "Output tokens at most",
+        }
+
+
+class TenantForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
+    """A tenant's fields in words."""
+
+    class Meta:
+        model = Tenant
+        fields = [
+            "name", "plan", "currency", "timezone", "policy", "queued_max", "evaluation_log", "cut_to_affordable",
+        ]  # fmt: skip
+        labels = {
+            "policy": "Guardrail policy",
+            "queued_max": "Requests waiting at once",
+            "cut_to_affordable": "Shorten answers to the budget",
         }
 
 

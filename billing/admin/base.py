@@ -31,7 +31,16 @@ class ReadOnlyInline(TabularInline):
         return False
 
 
-class ReadOnly(ModelAdmin):
+class Acting(ModelAdmin):
+    """Whoever may add or change such rows sees the buttons that act on one, and nobody else."""
+
+    def has_act_permission(self, request: HttpRequest, object_id: object = None) -> bool:
+        """Asked by django-unfold for actions with the permission `act`."""
+        name = f"{self.opts.app_label}.{{}}_{self.opts.model_name}"
+        return any(request.user.has_perm(name.format(verb)) for verb in ("add", "change"))
+
+
+class ReadOnly(Acting):
     """A page to look at: the database refuses changes too."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -64,10 +73,33 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.exclude(withdrawn_by="") if self.value() == "withdrawn" else queryset
 
 
-class VersionAdmin(ModelAdmin):
-    """Adding proposes; a second person approves, by POST and after being asked; nothing is edited or deleted."""
+class VersionAdmin(Acting):
+    """Adding proposes; a second person approves, by POST and after being asked; nothing is edited or deleted.
+
+    `shown`: what the page of a version says of it, before who wrote it and who agreed.
+    """
 
     actions_detail = ["approve", "withdraw"]
+    shown: tuple[str, ...] = ()
+
+    def get_fields(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
+        """A proposal is typed; a version is read."""
+        if obj is None:
+            return super().get_fields(request, obj)
+        return [*self.shown, "valid_from", "valid_until", "state", "created_by", "agreed"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
+        return super().get_readonly_fields(request, obj) if obj is None else self.get_fields(request, obj)
+
+    @admin.display(description="valid to", ordering="valid_to", empty_value="open")
+    def valid_until(self, version: Any) -> str:
+        return "open" if version.valid_to is None else f"{version.valid_to:%Y-%m-%d %H:%M:%S} UTC"
+
+    @admin.display(description="approved by", ordering="approved_by")
+    def agreed(self, version: Any) -> str:
+        if version.withdrawn_by:
+            return f"nobody: withdrawn by {version.withdrawn_by}"
+        return str(version.approved_by) or "nobody yet"
 
     def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
@@ -82,7 +114,7 @@ class VersionAdmin(ModelAdmin):
         obj.created_by = actor_of(request)
         super().save_model(request, obj, form, change)
 
-    @action(description="Approve", url_path="approve", icon="verified")
+    @action(description="Approve", url_path="approve", icon="verified", permissions=["act"])
     def approve(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Record the second person: it holds from its time on, or from now if that has passed."""
 
@@ -92,7 +124,7 @@ class VersionAdmin(ModelAdmin):
 
         return self.asked(request, object_id, title="Approve", form=forms.Form, run=run)
 
-    @action(description="Withdraw", url_path="withdraw", icon="undo")
+    @action(description="Withdraw", url_path="withdraw", icon="undo", permissions=["act"])
     def withdraw(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Take a proposal back."""
 

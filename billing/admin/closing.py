@@ -59,10 +59,11 @@ class BillingPeriodAdmin(ReadOnly):
     list_select_related = ["tenant"]
     search_fields = ["tenant__name", "month"]
     fields = readonly_fields = [
-        "tenant", "month", "zone", "currency", "starts_at", "ends_at", "state", "checked_at", "sealed_at", "sealed_by",
+        "tenant", "of_month", "zone", "currency", "starts_at", "ends_at", "state", "checked_at", "sealed_at",
+        "sealed_by",
     ]  # fmt: skip
     inlines = [GapInline, WaiverInline, UsageInline]
-    actions_detail = ["compare", "waive", "seal", "correct", "issue"]
+    actions_detail = ["compare", "seal", "issue", {"title": "More", "items": ["waive", "correct"]}]
     empty_hint = (
         "A tenant's month is opened and closed here once it is over for a day, by an hourly job, or at once by "
         "`manage.py close_period`."
@@ -72,11 +73,15 @@ class BillingPeriodAdmin(ReadOnly):
         found: QuerySet[BillingPeriod] = super().get_queryset(request)
         return found.annotate(open_tokens=Sum("gaps__tokens"))
 
+    @admin.display(description="month")
+    def of_month(self, period: BillingPeriod) -> str:
+        return period.month
+
     @admin.display(description="unexplained tokens")
     def unexplained(self, period: Any) -> str:
         return "not compared yet" if period.checked_at is None else f"{period.open_tokens or 0:,}"
 
-    @action(description="Compare the books", url_path="compare", icon="balance")
+    @action(description="Compare the books", url_path="compare", icon="balance", permissions=["act"])
     def compare(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             found = check_period(period, gather_evidence(), now=timezone.now())
@@ -84,7 +89,7 @@ class BillingPeriodAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Compare the books of", form=forms.Form, run=run, errors=_TOLD)
 
-    @action(description="Waive the gaps", url_path="waive", icon="signature")
+    @action(description="Waive the gaps", url_path="waive", icon="signature", permissions=["act"])
     def waive(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             waiver = waive_gaps(period, reason=data["reason"], actor=actor_of(request), now=timezone.now())
@@ -92,7 +97,7 @@ class BillingPeriodAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Waive the gaps of", form=WaiveForm, run=run, errors=_TOLD)
 
-    @action(description="Seal", url_path="seal", icon="lock")
+    @action(description="Seal", url_path="seal", icon="lock", permissions=["act"])
     def seal(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             ask(kind=JobKind.CLOSE, subject=str(period.pk), actor=actor_of(request), now=timezone.now())
@@ -100,7 +105,7 @@ class BillingPeriodAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Seal", form=forms.Form, run=run, errors=_TOLD)
 
-    @action(description="Issue a document", url_path="issue", icon="request_quote")
+    @action(description="Issue a document", url_path="issue", icon="request_quote", permissions=["act"])
     def issue(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             made = issue_document(period_id=period.pk, actor=actor_of(request), now=timezone.now())
@@ -108,7 +113,7 @@ class BillingPeriodAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Issue a document of", form=forms.Form, run=run, errors=_TOLD)
 
-    @action(description="Look for late usage", url_path="correct", icon="history_edu")
+    @action(description="Look for late usage", url_path="correct", icon="history_edu", permissions=["act"])
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(period: BillingPeriod, data: dict[str, Any]) -> str:
             ask(kind=JobKind.CORRECT, subject=str(period.pk), actor=actor_of(request), now=timezone.now())

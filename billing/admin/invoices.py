@@ -97,7 +97,7 @@ class InvoiceAdmin(ReadOnly):
         return facts({name: ", ".join(str(part) for part in at.values()) for name, at in document.files.items()})
 
     inlines = [LineInline, PaymentInline]
-    actions_detail = ["pdf", "csv", "pay", "void", "store"]
+    actions_detail = ["pdf", "csv", "pay", {"title": "More", "items": ["void", "store"]}]
 
     @admin.display(description="still due")
     def due(self, document: Invoice) -> str:
@@ -111,7 +111,7 @@ class InvoiceAdmin(ReadOnly):
     def csv(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self._download(request, object_id, "csv")
 
-    @action(description="Book a payment", url_path="pay", icon="payments")
+    @action(description="Book a payment", url_path="pay", icon="payments", permissions=["act"])
     def pay(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(document: Invoice, data: dict[str, Any]) -> str:
             _, booked = record_payment(
@@ -122,7 +122,7 @@ class InvoiceAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Book a payment of", form=PaymentForm, run=run, errors=_REFUSED)
 
-    @action(description="Void", url_path="void", icon="block")
+    @action(description="Void", url_path="void", icon="block", permissions=["act"])
     def void(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(document: Invoice, data: dict[str, Any]) -> str:
             period = void_period(
@@ -132,7 +132,7 @@ class InvoiceAdmin(ReadOnly):
 
         return asked(self, request, object_id, title="Void", form=VoidForm, run=run, errors=_REFUSED)
 
-    @action(description="Store the files", url_path="store", icon="cloud_upload")
+    @action(description="Store the files", url_path="store", icon="cloud_upload", permissions=["act"])
     def store(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(document: Invoice, data: dict[str, Any]) -> str:
             if settings.ENV.s3_url is None:
@@ -179,7 +179,7 @@ class AdjustmentAdmin(ReadOnly):
         super().save_model(request, obj, form, change)
         messages.info(request, "It counts once somebody else approves it.")
 
-    @action(description="Approve", url_path="approve", icon="verified")
+    @action(description="Approve", url_path="approve", icon="verified", permissions=["act"])
     def approve(self, request: HttpRequest, object_id: str) -> HttpResponse:
         def run(adjustment: Adjustment, data: dict[str, Any]) -> str:
             approve_adjustment(adjustment_id=adjustment.pk, actor=actor_of(request))

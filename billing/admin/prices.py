@@ -9,11 +9,13 @@ from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminSplitDateTimeWidget
 
-from billing.admin.amounts import money_column, percent_column
+from billing.admin.amounts import money_column, percent, percent_column
 from billing.admin.base import ReadOnlyInline, StateFilter, VersionAdmin, actor_of
 from billing.models import ContractTerms, PriceList, PriceVersion
 from billing.services import supersede_price
@@ -80,9 +82,9 @@ class PriceVersionAdmin(VersionAdmin):
         "price",
         "whose",
         "valid_from",
-        "valid_to",
+        "valid_until",
         "state",
-        "approved_by",
+        "agreed",
     ]
     list_filter = [StateFilter, "price_list", "service_class", "meter", "currency", "model"]
     list_select_related = ["tenant", "price_list"]
@@ -93,6 +95,7 @@ class PriceVersionAdmin(VersionAdmin):
     autocomplete_fields: list[str] = []
     empty_hint = "Models without a price cannot be asked for. Add one; it holds once a second person approves it."
 
+    shown = ("model", "service_class", "meter", "price", "whose")
     price = money_column("per_million", title="per million tokens")
     actions_detail = ["supersede", "approve", "withdraw"]
 
@@ -102,7 +105,7 @@ class PriceVersionAdmin(VersionAdmin):
             return str(price.tenant)
         return f"list {price.price_list}" if price.price_list is not None else "everybody else"
 
-    @action(description="Supersede", url_path="supersede", icon="swap_horiz")
+    @action(description="Supersede", url_path="supersede", icon="swap_horiz", permissions=["act"])
     def supersede(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Propose what follows this price; it holds once a second person approves it."""
 
@@ -123,11 +126,15 @@ class PriceVersionAdmin(VersionAdmin):
 @admin.register(ContractTerms)
 class ContractTermsAdmin(VersionAdmin):
     list_display = [
-        "tenant", "discount", "shown_commitment", "shown_fee", "shown_minimum", "valid_from", "valid_to", "state",
-        "approved_by",
+        "tenant", "discount", "shown_commitment", "shown_fee", "shown_minimum", "valid_from", "valid_until", "state",
+        "agreed",
     ]  # fmt: skip
     empty_hint = "Without any, a tenant pays for its usage and no more. Add discounts, a commitment or a minimum."
 
+    shown = (
+        "tenant", "currency", "tiers_read", "discount", "shown_commitment", "shown_fee", "shown_minimum",
+        "payment_days",
+    )  # fmt: skip
     discount = percent_column("discount_ppm", title="discount")
     shown_commitment = money_column("commitment", title="usage committed to")
     shown_fee = money_column("commitment_fee", title="for")
@@ -139,3 +146,18 @@ class ContractTermsAdmin(VersionAdmin):
         "tenant", "currency", "tiers", "discount_ppm", "commitment", "commitment_fee", "minimum", "payment_days",
         "valid_from", "valid_to",
     ]  # fmt: skip
+
+    @admin.display(description="tiers")
+    def tiers_read(self, terms: ContractTerms) -> SafeString:
+        """What is taken off above so many tokens of a period."""
+        rows = [
+            (tier["model"] or "every model", tier["meter"], f"{tier['above_tokens']:,}", percent(tier["discount_ppm"]))
+            for tier in terms.tiers
+        ]
+        if not rows:
+            return format_html("{}", "none")
+        return format_html(
+            '<table class="weir-table"><tr><th>Model</th><th>Meter</th><th>Above tokens</th><th>Taken off</th></tr>{}'
+            "</table>",
+            format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", rows),
+        )

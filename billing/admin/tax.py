@@ -11,8 +11,9 @@ from billing.models import BillingProfile, Issuer, TaxRate
 
 @admin.register(TaxRate)
 class TaxRateAdmin(VersionAdmin):
-    list_display = ["country", "rate", "valid_from", "valid_to", "state", "approved_by"]
+    list_display = ["country", "rate", "valid_from", "valid_until", "state", "agreed"]
     empty_hint = "The standard rate of each country in which the issuer is registered. Without one, nothing is issued."
+    shown = ("country", "rate")
     rate = percent_column("rate_ppm", title="rate")
     list_filter = [StateFilter, "country"]
     fields = ["country", "rate_ppm", "valid_from", "valid_to"]

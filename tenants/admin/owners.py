@@ -16,7 +16,7 @@ from unfold.decorators import action
 
 from tenants import services
 from tenants.admin.base import SafeAdmin, actor_of, adopt
-from tenants.forms import LimitForm, PlanForm
+from tenants.forms import LimitForm, PlanForm, TenantForm
 from tenants.models import LimitSetting, Plan, Project, Tenant
 
 
@@ -133,6 +133,7 @@ class TenantAdmin(OwnerAdmin):
     list_select_related = ["plan"]
     search_fields = ["name", "id"]
     readonly_fields = ["state", "created_at"]
+    form = TenantForm
     empty_hint = "Whoever uses the platform is a tenant: add one, with a plan; then a project on its page, then a key."
     inlines = [LimitInline, ProjectInline]
     actions = ["suspend", "resume", "close"]

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
@@ -217,6 +217,37 @@ class TestUnits:
         assert "DE 19 %" in words(ada.get(reverse("admin:billing_taxrate_changelist")))
         told = words(ada.get(reverse("admin:billing_contractterms_changelist")))
         assert f"{tenants['acme'].name} 12.5 % 0 EUR 0 EUR 50 EUR" in told
+
+    def test_a_version_is_read_in_words_with_who_wrote_it_and_who_agreed(
+        self, ada: Client, tenants: dict[str, Tenant]
+    ) -> None:
+        tier = {"model": "", "meter": "output", "above_tokens": 1_000_000, "discount_ppm": 100_000}
+        terms = ContractTerms.objects.create(
+            tenant=tenants["acme"], currency="EUR", discount_ppm=125_000, minimum=50, valid_from=AT, tiers=[tier],
+            created_by="user:grace",
+        )  # fmt: skip
+        page = ada.get(reverse("admin:billing_contractterms_change", args=[terms.pk]))
+        told = words(page)
+        assert "every model output 1,000,000 10 %" in told
+        assert "Discount 12.5 %" in told
+        assert "At least 50 EUR" in told
+        assert "Valid to open State proposed Created by user:grace Approved by nobody yet" in told
+        assert b"discount_ppm" not in page.content
+        assert b"50.000000000" not in page.content
+
+    def test_buttons_are_for_those_who_may_press_them(self, ada: Client, tenants: dict[str, Tenant]) -> None:
+        rate = TaxRate.objects.create(country="DE", rate_ppm=1, valid_from=AT, created_by="user:grace")
+        address = reverse("admin:billing_taxrate_change", args=[rate.pk])
+        clerk = User.objects.create_user("clerk", password="only-a-test", is_staff=True)
+        clerk.user_permissions.add(Permission.objects.get(codename="view_taxrate"))
+        looker = Client()
+        looker.force_login(clerk)
+        button = reverse("admin:billing_taxrate_approve", args=[rate.pk])
+        assert button in ada.get(address).content.decode()
+        assert button not in looker.get(address).content.decode()
+        assert looker.post(button).status_code == 403
+        rate.refresh_from_db()
+        assert rate.approved_by == ""
 
     def test_a_list_takes_proposals_alone(self, ada: Client, price: PriceVersion) -> None:
         PriceVersion.objects.create(model="new", meter="input", per_million=2, valid_from=AT, created_by="user:a")

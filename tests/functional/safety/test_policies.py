@@ -226,6 +226,7 @@ class TestPolicyAdmin:
         assert "pattern (text, required)" in told
         for rule in get_args(get_args(Rule)[0]):
             assert f"<code>{get_args(rule.model_fields['kind'].annotation)[0]}</code>" in page
+        assert page.index("&quot;name&quot;: &quot;words&quot;") < page.index("&quot;kind&quot;: &quot;ban_list&quot;")
         publish = admin.get(reverse("admin:safety_policy_publish_one", args=[policy.pk])).content.decode()
         assert "the text passes (open)" in publish
 
