@@ -5,8 +5,9 @@ each policy; for `weir` the production reference model of the queue decides. Wor
 with a long system prompt each, one `hot` tenant, `zipf`, `multi_turn` chat, `no_reuse`; with `--trace FILE`,
 Mooncake's traces.
 
-Two candidates run beside: `weir bounded prefill` (a worker takes so many uncached tokens at a time only) and `cost
-rule` (the least time to the first token, by rates). They are what could be, not what runs, and no peer.
+Two candidates run beside: `weir two bounds` (a worker takes only so many uncached tokens at a time, and more of what it
+holds the prefix of; tuned on another seed) and `cost rule` (the least time to the first token, by rates). They are what
+could be, not what runs, and no peer.
 
 Invariant: every policy gets the same requests, engines and knowledge; the peer of a number is the best other policy's.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from infra.bench.output import Measure
 from infra.bench.stats import percentile
-from infra.sim.routing.run import CANDIDATES, OURS, POLICIES, Outcome, run
+from infra.sim.routing.run import CANDIDATES, OURS, POLICIES, TWO_BOUNDS, Outcome, run
 from infra.sim.routing.workers import EngineModel
 from infra.sim.routing.workloads import Workload, multi_turn, no_reuse, of_trace, shared_prefixes
 
@@ -122,16 +123,19 @@ def best_other(outcomes: dict[str, Outcome], metric: str, *, but: str) -> str:
 
 
 def verdict_rows(found: Found) -> list[tuple[str, str]]:
-    """Weir against the aim: within 1.1 of the best, and never the worst, by p90 of the time to the first token."""
+    """Weir, and what it could be, against the aim by p90 of the first token: near the best, and never the worst."""
     rows = []
     for workload, outcomes in found.outcomes.items():
-        times = {name: number(outcome, "ttft_p90_ms") for name, outcome in outcomes.items() if name not in CANDIDATES}
+        times = {name: number(outcome, "ttft_p90_ms") for name, outcome in outcomes.items()}
+        others = [times[name] for name in outcomes if name != OURS and name not in CANDIDATES]
         best = best_other(outcomes, "ttft_p90_ms", but=OURS)
-        ratio = times[OURS] / times[best]
-        worst = times[OURS] == max(times.values())
-        met = "met" if ratio <= AIM and not worst else "MISSED"
-        said = f"{times[OURS]:.0f} ms, {best} {times[best]:.0f} ms: {ratio:.2f} of it{', the worst' if worst else ''}"
-        rows.append((f"{workload}: p90 within {AIM}", f"{said}: {met}"))
+        for ours in (OURS, TWO_BOUNDS):
+            ratio, worst = times[ours] / times[best], times[ours] >= max(others)
+            met = "met" if ratio <= AIM and not worst else "MISSED"
+            said = (
+                f"{times[ours]:.0f} ms, {best} {times[best]:.0f} ms: {ratio:.2f} of it{', the worst' if worst else ''}"
+            )
+            rows.append((f"{workload}, {ours}: p90 within {AIM}", f"{said}: {met}"))
     return rows
 
 

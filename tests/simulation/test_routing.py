@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.bench import routing
-from infra.sim.routing.run import GATED, OURS, POLICIES, run
+from infra.sim.routing.run import OURS, POLICIES, TWO_BOUNDS, run
 from infra.sim.routing.workers import BlockCache, EngineModel, Request, make_workers
 from infra.sim.routing.workloads import NoPrefixes, multi_turn, no_reuse, of_trace, shared_prefixes
 
@@ -78,13 +78,18 @@ class TestPolicies:
         assert hits[OURS] > 1.2 * hits["round robin"]
         assert hits[OURS] > 0.95 * hits["best prefix"]
 
-    def test_a_bound_of_prefill_keeps_a_burst_from_one_worker(self) -> None:
+    def test_two_bounds_keep_a_burst_from_one_worker(self) -> None:
         burst = [
             Request(number=n, at=n / 1_000, tenant=n, prompt=8_000, output=1, blocks=(), after=(), block_tokens=256)
             for n in range(16)
         ]
-        found = run(burst, policy=GATED, model=EngineModel(), workers=4, seed=1)
+        found = run(burst, policy=TWO_BOUNDS, model=EngineModel(), workers=4, seed=1)
         assert found.by_worker == [4, 4, 4, 4]
+
+    def test_two_bounds_leave_a_prefix_where_it_is_when_its_worker_is_busy(self) -> None:
+        busy = requests(rows=400, per_second=12.0)
+        hits = {p: run(busy, policy=p, model=EngineModel(), workers=4, seed=1).hit_rate for p in (OURS, TWO_BOUNDS)}
+        assert hits[TWO_BOUNDS] > 0.95 * hits[OURS]
 
 
 class TestBlockCache:
@@ -143,6 +148,6 @@ class TestBench:
         lines = routing.measures(found)
         assert len(lines) == 5 * len(POLICIES) * 4
         assert {line.metric for line in lines} == {"ttft_p90_ms", "ttft_p99_ms", "hit_rate", "fairness_gap"}
-        assert all(line.peer not in (GATED, "cost rule") for line in lines)
-        assert len(routing.verdict_rows(found)) == 5
+        assert all(line.peer not in (TWO_BOUNDS, "cost rule") for line in lines)
+        assert len(routing.verdict_rows(found)) == 2 * 5
         assert json.loads(lines[0].as_line())["case"] == "workload=even,policy=weir"

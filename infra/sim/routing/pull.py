@@ -4,15 +4,14 @@ Called by `run`. `fairqueue.model.PoolModel` is the queue itself, in memory; a s
 worker does (workers/loop.py): while it has a free sequence, again and again until the queue says wait, and anew when it
 is woken or its time has come.
 
-`ahead` bounds how many uncached prompt tokens a worker takes before they are computed; None: as many as its sequences
-allow. Invariant: no second rule stands beside the model's; here is only who calls it when.
+Invariant: no second rule stands beside the model's (`bounded` is a model of its own); here is only who calls it when.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket
 from contracts.money import PriceCard
@@ -23,6 +22,7 @@ from fairqueue.messages import StepEntry
 from fairqueue.model import PoolModel
 from fairqueue.policy import QueueBounds
 from fairqueue.prefix import PREFIX_BYTES
+from infra.sim.routing.bounded import TwoBounds
 from infra.sim.routing.workers import Request, Worker
 
 FAR_MS = 10**9
@@ -51,9 +51,9 @@ class Pull:
     """The queue and who holds what of it. Times in seconds, as everywhere here; the model's are made from them."""
 
     workers: Sequence[Worker]
-    ahead: int | None = None
-    patience_ms: int = _BOUNDS.patience_ms_max
+    two_bounds: bool = False
     model: PoolModel = field(init=False)
+    _backlog: dict[str, int] = field(default_factory=dict)
     _requests: dict[str, Request] = field(default_factory=dict)
     _claims: dict[str, Claim] = field(default_factory=dict)
     _kv_held: dict[int, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Pull:
     _nonces: int = 0
 
     def __post_init__(self) -> None:
-        self.model = PoolModel(replace(_BOUNDS, patience_ms_max=self.patience_ms))
+        self.model = TwoBounds(_BOUNDS, self._backlog) if self.two_bounds else PoolModel(_BOUNDS)
 
     def open(self) -> None:
         """Every worker says that it is there, and looks once, which makes it idle."""
@@ -134,8 +134,9 @@ class Pull:
     def _claim(self, worker: Worker, now: float) -> bool:
         self._again_at.pop(worker.number, None)
         got = False
-        while self._has_room(worker):
+        while worker.bound < worker.model.slots:
             self._nonces += 1
+            self._backlog[_name(worker)] = worker.backlog
             held = self._kv_held[worker.number]
             found = self.model.claim(
                 now_us=_us(now), worker_id=_name(worker), nonce=f"n{self._nonces}",
@@ -154,11 +155,6 @@ class Pull:
         if _name(worker) in self.model.wakes:  # a wake that it cannot use is passed on
             self.model.claim(now_us=_us(now), worker_id=_name(worker), nonce="none", free_kv_tokens=0, free_slots=0)
         return got
-
-    def _has_room(self, worker: Worker) -> bool:
-        if worker.bound >= worker.model.slots:
-            return False
-        return self.ahead is None or worker.backlog < self.ahead or not worker.backlog
 
 
 def _need(request: Request) -> int:

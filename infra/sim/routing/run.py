@@ -18,10 +18,9 @@ from infra.sim.routing.pull import Pull
 from infra.sim.routing.workers import EngineModel, Request, Worker, make_workers
 
 OURS = "weir"
-GATED = "weir bounded prefill"
-POLICIES = (OURS, GATED, *PUSH)
-CANDIDATES = frozenset({GATED, "cost rule"})  # not what runs, and nobody's product: what could be
-AHEAD_TOKENS = 8_192
+TWO_BOUNDS = "weir two bounds"
+POLICIES = (OURS, TWO_BOUNDS, *PUSH)
+CANDIDATES = frozenset({TWO_BOUNDS, "cost rule"})  # not what runs, and nobody's product: what could be
 LOOK_SECONDS = 0.25
 
 
@@ -51,7 +50,7 @@ def run(
     """
     block = requests[0].block_tokens
     pool = make_workers(workers, model, block)
-    pull = Pull(workers=pool, ahead=AHEAD_TOKENS if policy == GATED else None) if policy in (OURS, GATED) else None
+    pull = Pull(workers=pool, two_bounds=policy == TWO_BOUNDS) if policy in (OURS, TWO_BOUNDS) else None
     push = None if pull is not None else PUSH[policy](seed)
     return _Run(pool, push, pull, warm_up).serve([_fresh(request) for request in requests])
 

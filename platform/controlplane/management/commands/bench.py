@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import structlog
 import uvloop
 from django.core.management.base import BaseCommand, CommandError
 from rich.console import Console
@@ -58,6 +59,7 @@ class Command(BaseCommand):
             raise CommandError("name a bench, or use --list", returncode=2)
         names = ("engine", "requests", "concurrency", "max_tokens", "prompt_words")
         chosen = Options(**{name: options[name] for name in names}, traces=tuple(options["trace"]))
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH, highlight=False)
         try:
             bench = BENCHES[options["name"]]
