@@ -2,13 +2,16 @@
 
 Written by `edge/app.py` after the refusal was answered and by `realtime/responses.py`, read by `edge/requests.py` and
 by the console. A refusal costs no database write and no counter: one entry in a stream of its tenant, bounded in length
-and time; who could not be told apart (no key, a wrong one) goes into one stream for all. Invariants: best effort, never
-in a request's way: bounded in time and in how many are written at once, dropped beyond, and a store that is away is
-said in the log once a minute at most; an entry holds what the client was told and no key or prompt.
+and time; who could not be told apart (no key, a wrong one) goes into one stream for all. What a store that is away
+does not take waits in this process, the newest of it, for as long as the process lives, and is written by `run` once
+the store is back. Invariants: best effort, never in a request's way: bounded in time, in how many are written at once
+and in how many wait, dropped beyond, and a store that is away is said in the log once a minute at most; an entry holds
+what the client was told and no key or prompt.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,8 +32,11 @@ KEPT_MS = 7 * 86_400_000
 WRITES_MAX = 32  # at once in this process; what comes on top is dropped
 WRITE_SECONDS = 0.25
 COMPLAINT_SECONDS = 60.0
+AGAIN_SECONDS = 2.0
 # A stream entry is named by the store's clock, a request id by ours: searched from so long before to so long after.
-SKEW_MS, LATEST_MS = 10_000, 180_000
+# What had to wait is dropped once that time is over, for nobody would find it.
+SKEW_MS, LATEST_MS = 10_000, 3_600_000
+WAITING_MAX = 1_000  # in this process, of all tenants
 
 log = logging.getLogger("weir.gateway.refusals")
 
@@ -61,11 +67,15 @@ class Refusals:
         self._clock = clock
         self._writing = 0
         self._complained_at = -COMPLAINT_SECONDS
+        self._waiting: deque[Refusal] = deque(maxlen=WAITING_MAX)
+
+    @property
+    def waiting(self) -> int:
+        """How many could not be written yet."""
+        return len(self._waiting)
 
     async def note(self, error: Rejected, *, request_id: str, path: str, caller: TenantContext | None) -> None:
         """Keep a refusal. Raises nothing; waits a quarter of a second at most."""
-        if self._writing >= WRITES_MAX:
-            return
         refusal = Refusal(
             request_id=request_id,
             at_ms=self._clock.now_ms(),
@@ -80,14 +90,36 @@ class Refusals:
             project_id=caller.project_id if caller else "",
             api_key_id=caller.api_key_id if caller else "",
         )
+        if self._writing < WRITES_MAX and not await self._kept(refusal):
+            self._waiting.append(refusal)
+
+    async def run(self) -> None:
+        """Until cancelled: writes what had to wait, oldest first; one whose answer was lost may stand there twice."""
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            await self.write_waiting()
+
+    async def write_waiting(self) -> None:
+        """One attempt at all that waits; it ends at the first that the store does not take."""
+        while self._waiting:
+            refusal = self._waiting.popleft()
+            is_late = self._clock.now_ms() - refusal.at_ms > LATEST_MS - SKEW_MS
+            if not is_late and not await self._kept(refusal):
+                if len(self._waiting) < WAITING_MAX:
+                    self._waiting.appendleft(refusal)
+                return
+
+    async def _kept(self, refusal: Refusal) -> bool:
         self._writing += 1
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await self._write(refusal)
         except (RedisError, OSError, TimeoutError) as problem:
             self._complain(problem)
+            return False
         finally:
             self._writing -= 1
+        return True
 
     async def _write(self, refusal: Refusal) -> None:
         key = names.refused(refusal.tenant_id)

@@ -168,7 +168,7 @@ class GatewayServices:
         try:
             async with asyncio.TaskGroup() as tasks:
                 loops = [tasks.create_task(self.mailbox.run()), tasks.create_task(self.revocations.run())]
-                loops += [tasks.create_task(_forever(loop)) for loop in self.background]
+                loops += [tasks.create_task(_forever(loop)) for loop in (*self.background, self.refusals.run)]
                 with suppress(TimeoutError):
                     async with asyncio.timeout(START_SECONDS):
                         await self.mailbox.subscribed.wait()

@@ -176,7 +176,10 @@ async def _past(
 ) -> RequestRow | Refusal:
     """A request that no pool knows any more, or that none ever knew. Raises NotFound, Unavailable."""
     mine = caller.context.tenant_id
-    row = await services.usage.request(tenant_id=mine, request_id=request_id)
+    try:
+        row = await services.usage.request(tenant_id=mine, request_id=request_id)
+    except Unavailable as error:  # what was refused is known without it
+        row, away = None, error
     if row is not None:
         return row
     async with _in_time():

@@ -7,9 +7,9 @@ import pytest
 from redis.asyncio import Redis
 
 from contracts.clock import FakeClock
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, Unavailable
 from contracts.tenancy import Limit, Metric, Scope
-from gateway.refusals import ENTRIES_MAX, KEPT_MS, WRITES_MAX, Refusals
+from gateway.refusals import ENTRIES_MAX, KEPT_MS, LATEST_MS, WAITING_MAX, WRITES_MAX, Refusals
 from stores.system import mint_request_id
 from tests.functional.gateway.cast import CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway
@@ -67,6 +67,22 @@ class TestEdge:
         for way in ("", "/events"):
             other = await gateway.http.get(path + way, headers=gateway.auth(gateway.mallory))
             assert (other.status_code, other.json()["error"]["code"]) == (404, "request_not_found")
+
+    async def test_is_found_while_the_usage_tables_are_away(
+        self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def away(**_: object) -> None:
+            raise Unavailable("usage does not answer", retry_after_ms=1000)
+
+        refused = await gateway.http.post(
+            "/v1/chat/completions", json={**BODY, "temperature": 9}, headers=gateway.auth()
+        )
+        await seen(gateway)
+        monkeypatch.setattr(gateway.services.usage, "request", away)
+        shown = await gateway.http.get(f"/v1/requests/{refused.headers['x-request-id']}", headers=gateway.auth())
+        assert (shown.status_code, shown.json()["status"]) == (200, "refused")
+        other = await gateway.http.get(f"/v1/requests/{mint_request_id()}", headers=gateway.auth())
+        assert other.status_code == 503
 
     async def test_a_strangers_refusal_is_nobodys(self, gateway: Gateway) -> None:
         refused = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth("weir_" + "x" * 38))
@@ -144,6 +160,38 @@ class TestRefusals:
                 tasks.create_task(note)
         assert len([r for r in caplog.records if r.name == "weir.gateway.refusals"]) == 1
         await away.aclose()
+
+    async def test_what_a_store_that_was_away_did_not_take_is_written_once_it_is_back(self, redis: Redis) -> None:
+        away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
+        clock = FakeClock()
+        refusals = Refusals(away, clock=clock)
+        ids = [mint_request_id() for _ in range(3)]
+        for request_id in ids:
+            await refusals.note(InvalidRequest("no"), request_id=request_id, path="/v1/x", caller=CONTEXT)
+        await refusals.write_waiting()
+        assert refusals.waiting == 3
+        await away.aclose()
+        refusals._redis = redis
+        await refusals.write_waiting()
+        assert refusals.waiting == 0
+        assert [r.request_id for r in await refusals.latest(tenant_id="acme", limit=9)] == ids[::-1]
+        found = await refusals.find_own(ids[1], tenant_id="acme")
+        assert found is not None
+        assert found.message == "no"
+
+    async def test_what_waits_is_bounded_in_number_and_time(self, redis: Redis) -> None:
+        away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
+        clock = FakeClock()
+        refusals = Refusals(away, clock=clock)
+        for number in range(WAITING_MAX + 2):
+            note = refusals.note(InvalidRequest(f"no {number}"), request_id="x", path="/v1/x", caller=CONTEXT)
+            await note
+        assert refusals.waiting == WAITING_MAX
+        await away.aclose()
+        refusals._redis = redis
+        clock.advance(ms=LATEST_MS)
+        await refusals.write_waiting()
+        assert (refusals.waiting, await refusals.latest(tenant_id="acme", limit=1)) == (0, [])
 
     @pytest.mark.parametrize("text", ["", "x", "chatcmpl-1", "0" * 33])
     async def test_what_is_no_id_of_ours_is_refused(self, redis: Redis, text: str) -> None:
