@@ -57,13 +57,16 @@ class Capabilities:
     request_id: bool  # takes our id for its own logs
     progress: bool  # /metrics with vLLM's names
     tools: bool = True  # calls tools; where not, a request that could lead to a call is refused before the queue
+    done_event: bool = True  # ends a stream with `[DONE]`; where not, usage and a finish reason of each choice end it
     replays: bool = False  # goes on from token ids where another engine stopped (`Replaying`)
 
 
 FULL = Capabilities(
     continuous_usage=True, token_ids=True, cache_salt=True, request_id=True, progress=True, replays=True
 )
-PLAIN = Capabilities(continuous_usage=False, token_ids=False, cache_salt=False, request_id=False, progress=False)
+PLAIN = Capabilities(
+    continuous_usage=False, token_ids=False, cache_salt=False, request_id=False, progress=False, done_event=False
+)
 
 
 def capabilities_of(kind: EngineKind) -> Capabilities:

@@ -1,7 +1,7 @@
 """The one adapter: OpenAI's HTTP dialect over a Unix socket or a URL. Called through `base.EngineAdapter`.
 
-Invariants: an abort is the closing of the response; a stream that ends without `[DONE]` is an error; usage of a choice
-replaces what was counted for it before and is never added twice. Every wait has a bound (`Patience`).
+Invariants: an abort is the closing of the response; a stream that ends before it is whole is an error; usage of a
+choice replaces what was counted for it before and is never added twice. Every wait has a bound (`Patience`).
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class HttpEngine:
         try:
             if response.status != OK:
                 await self._refuse(response)
-            async with aclosing(self._chunks(response, constrained_by=_grammar_field(request.body))) as chunks:
+            async with aclosing(self._chunks(response, request.body)) as chunks:
                 yield chunks
         finally:
             response.close()  # an answer that was read to its end has given its connection back before
@@ -166,21 +166,25 @@ class HttpEngine:
             raise EngineGone(f"the engine answered {response.status}: {message}")
         raise EngineBroke(f"the engine answered {response.status}: {message}")  # a key, a route: not the client's
 
-    async def _chunks(self, response: aiohttp.ClientResponse, *, constrained_by: str) -> AsyncGenerator[EngineChunk]:
+    async def _chunks(self, response: aiohttp.ClientResponse, asked: Mapping[str, Any]) -> AsyncGenerator[EngineChunk]:
         tally = _Tally(self._count_tokens if not self.capabilities.continuous_usage else None)
-        async for data in self._events(response):
+        choices = 0 if self.capabilities.done_event else asked.get("n") or 1
+        async for data in self._events(response, whole=lambda: 0 < choices <= tally.ended()):
             try:
                 body = orjson.loads(data)
                 if "error" in body:
                     raise _failure_in_stream(
-                        data, body["error"], begun=any(tally.completion.values()), field=constrained_by
+                        data, body["error"], begun=any(tally.completion.values()), field=_grammar_field(asked)
                     )
                 yield EngineChunk(body=body, counts=tally.add(body))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise EngineBroke(f"the engine sent a chunk that cannot be read: {error}") from error
 
-    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Data of each event before `[DONE]`. Only waiting is timed, not the reader's own work."""
+    async def _events(self, response: aiohttp.ClientResponse, *, whole: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Data of each event before `[DONE]`, or before an end at which all is `whole`.
+
+        Only waiting is timed, not the reader's own work.
+        """
         reader = EventReader()
         patience = self._patience.first_byte
         done = False
@@ -199,7 +203,7 @@ class HttpEngine:
             raise EngineGone(f"the engine broke off: {type(error).__name__}") from error
         except EventTooLarge as error:
             raise EngineBroke(str(error)) from error
-        if not done:
+        if not done and not whole():
             raise EngineGone("the engine ended its stream before it was done")
 
     async def tokenize(self, *, endpoint: Endpoint, body: Mapping[str, Any]) -> list[int]:
@@ -289,10 +293,16 @@ class _Tally:
     reasoning: dict[int, int] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     settled: dict[int, int] = field(default_factory=dict)  # tokens of the text before what is in `texts`
+    finished: set[int] = field(default_factory=set)
+
+    def ended(self) -> int:
+        """Choices that have a finish reason; none while no usage has come, which is what they are billed by."""
+        return len(self.finished) if self.prompt else 0
 
     def add(self, body: dict[str, Any]) -> TokenCounts:
         usage = body.get("usage")
         choices = body["choices"]
+        self.finished.update(choice["index"] for choice in choices if choice.get("finish_reason"))
         if usage:
             self._usage(usage, [choice["index"] for choice in choices])
         elif self.count_tokens is not None:

@@ -27,7 +27,7 @@ from workers.engines.vllm import vllm_command
 
 ROOT = Path(__file__).resolve().parents[3]
 INSIDE = ROOT / "infra" / "bench" / "inside"
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 ANSWER_SECONDS = 180.0
 LOG_CHARS = 1_500
 

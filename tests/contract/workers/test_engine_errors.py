@@ -10,8 +10,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from contracts.tokens import TokenCounts
 from tests.contract.workers.conftest import request
-from workers.engines.base import FULL, EngineBroke, EngineGone, EngineRefused
+from workers.engines.base import FULL, PLAIN, EngineBroke, EngineChunk, EngineGone, EngineRefused
 from workers.engines.http import HttpEngine
 
 Serve = Callable[[int, object], AbstractAsyncContextManager[HttpEngine]]
@@ -120,6 +121,48 @@ class TestErrorsInAStream:
             with pytest.raises(EngineBroke) as broke:
                 await self.read(engine, body)
         assert broke.value.param == ""
+
+
+class TestEnd:
+    """Some servers end a stream by closing it; a stream that was cut must not pass for theirs."""
+
+    LAST = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+    USAGE = {"prompt_tokens": 3, "completion_tokens": 1}
+
+    async def read(self, engine: HttpEngine, **fields: object) -> list[EngineChunk]:
+        async with engine.generate(request({"prompt": "x", **fields})) as chunks:
+            return [chunk async for chunk in chunks]
+
+    def sent(self, *events: object) -> bytes:
+        return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
+
+    @pytest.mark.parametrize("events", [[{**LAST, "usage": USAGE}], [LAST, {"choices": [], "usage": USAGE}]])
+    async def test_without_done_is_one_where_the_engine_has_none(self, answering: Serve, events: list[object]) -> None:
+        async with answering(200, self.sent(*events)) as engine:
+            engine.capabilities = PLAIN
+            assert (await self.read(engine))[-1].counts == TokenCounts(prompt=3, completion=1)
+
+    @pytest.mark.parametrize(
+        ("events", "fields"),
+        [
+            ([], {}),
+            ([LAST], {}),  # its usage is still to come
+            ([{"choices": [{"index": 0, "text": "a", "finish_reason": None}], "usage": USAGE}], {}),
+            ([{**LAST, "usage": USAGE}], {"n": 2}),
+        ],
+    )
+    async def test_is_none_while_something_is_missing(
+        self, answering: Serve, events: list[object], fields: dict[str, object]
+    ) -> None:
+        async with answering(200, self.sent(*events)) as engine:
+            engine.capabilities = PLAIN
+            with pytest.raises(EngineGone, match="before it was done"):
+                await self.read(engine, **fields)
+
+    async def test_needs_done_where_the_engine_sends_it(self, answering: Serve) -> None:
+        async with answering(200, self.sent({**self.LAST, "usage": self.USAGE})) as engine:
+            with pytest.raises(EngineGone, match="before it was done"):
+                await self.read(engine)
 
 
 class TestKeptConnection:
