@@ -110,9 +110,12 @@ class Attempt:
 
     async def _generate(self, builder: FrameBuilder, body: dict[str, Any]) -> Verdict:
         """Read the engine until it is done, the guard blocks, or somebody aborts. Raises EngineRefused."""
-        incarnation = self._ports.host.incarnation
+        host = self._ports.host
         if self._lane.abort_reason:
             return await self._aborted()
+        if not host.ready:  # it died since the claim, and was not asked: the next one counts from before it serves
+            await self._hand_back("its engine is not up")
+        incarnation = host.incarnation
         try:
             async with self._abortable():
                 await self._read(builder, body)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -14,7 +16,9 @@ from billing.rating.rate import cost
 from contracts.names import MODELS
 from contracts.outcomes import JobState, Outcome
 from fairqueue.messages import usage_from_stream
+from tenants.limits.buckets import Limits
 from tests.functional.workers.cast import MODEL, PRICE, chat, ticket
+from tests.functional.workers.conftest import DEADLINE_SECONDS
 from tests.functional.workers.test_serving import finish_of, text_of
 from workers.engines.settings import EngineSettings
 
@@ -23,6 +27,16 @@ pytestmark = pytest.mark.timeout(120)
 
 def engine_of(home: Path, worker: str = "w1") -> dict[str, int]:
     return orjson.loads((home / "run" / f"{worker}.engine.json").read_bytes())
+
+
+async def follows(home: Path, pid: int) -> None:
+    """Wait until another engine is the worker's, whether it serves or not."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            with suppress(FileNotFoundError):
+                if engine_of(home)["pid"] != pid:
+                    return
+            await asyncio.sleep(0.01)
 
 
 async def gone(pid: int) -> None:
@@ -57,6 +71,29 @@ class TestEngineDeath:
         status = await pool.queue.status(request_id=asked.request_id)
         assert status.engine_deaths == 1
         assert len(await pool.usage()) == 1
+
+    async def test_between_claim_and_start_hands_the_request_back(
+        self, pool, start, sim, tmp_path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The engine that follows has no socket yet, and lives: asked now, it would have failed this request alone."""
+        begin, killed = Limits.start, []
+
+        async def slowly(limits: Limits, **named: Any) -> bool:
+            started = await begin(limits, **named)
+            if not killed:
+                killed.append(engine_of(tmp_path)["pid"])
+                os.kill(killed[0], signal.SIGKILL)
+                await follows(tmp_path, killed[0])
+            return started
+
+        monkeypatch.setattr(Limits, "start", slowly)
+        sim(startup_seconds=1)
+        asked = await pool.submit(ticket(chat("say: not asked too soon")))
+        async with start():
+            final = await pool.final(asked.request_id)
+        assert (final.outcome, final.attempt) == (Outcome.OK, 2)
+        status = await pool.queue.status(request_id=asked.request_id)
+        assert status.engine_deaths == 0  # it never ran at the engine that died
 
     async def test_after_output_without_a_way_on_ends_with_an_error_billed_by_its_log(self, pool, start, sim, tmp_path):
         sim(decode_tokens_per_second=30)
