@@ -132,6 +132,9 @@ def run_detached(*, layout: Layout, console: Console, until_pid: int | None) -> 
         return _fail(console, _explain(error))
     try:
         if not _follow_until_serving(layout, console, process):
+            if process.returncode is not None and process.returncode < 0:
+                how = signal.Signals(-process.returncode).name
+                return _fail(console, f"its supervisor was ended by {how}: run `make up` again")
             return process.returncode or 1
     except KeyboardInterrupt:
         process.terminate()

@@ -48,5 +48,11 @@ class Reporter:
         while True:
             await asyncio.sleep(WAIT_SECONDS)
             for name, (began, child) in self._began.items():
-                parts = [f"its {role} is {read_report(path=path)['state']}" for role, path in child.spec.reports]
+                parts = [_told(role, read_report(path=path)) for role, path in child.spec.reports]
                 say_waiting(self._console, ": ".join([f"{name} is starting", *parts]), time.monotonic() - began)
+
+
+def _told(role: str, report: dict[str, object]) -> str:
+    """What a child that is starting says of its own process; at first there is none."""
+    is_there = report["pid"] is not None
+    return f"its {role} is {report['state']}" if is_there else f"its {role} is not there yet"

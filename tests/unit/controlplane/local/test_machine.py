@@ -339,6 +339,42 @@ class TestReporter:
         assert first.startswith("  ✓ beat")
         assert {line.partition(",")[0] for line in others} == {"  … worker is starting: its engine is loading"}
 
+    async def test_says_of_an_engine_that_was_not_started_yet_that_it_is_not_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(progress, "WAIT_SECONDS", 0.001)
+        shown = io.StringIO()
+        reporter = progress.Reporter(Console(file=shown, width=100))
+        missing = (("engine", tmp_path / "none.json"),)
+        spec = ChildSpec(
+            name="worker", role="worker", command=(), env={}, cwd=tmp_path, probe=probes.started, reports=missing
+        )
+        reporter(Child(spec=spec, state=State.STARTING))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await reporter.remind()
+        assert "worker is starting: its engine is not there yet" in shown.getvalue()
+
+
+class TestDetached:
+    def test_says_what_to_do_when_its_supervisor_is_killed(
+        self, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(*_: object) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+            return process
+
+        layout.supervisor_log.touch()
+        monkeypatch.setattr(launch, "check_disk", lambda **_: None)
+        monkeypatch.setattr(launch, "_spawn_supervisor", killed)
+        shown = console()
+        assert launch.run_detached(layout=layout, console=shown, until_pid=None) == 1
+        assert said(shown) == "up: its supervisor was ended by SIGKILL: run `make up` again\n"
+
 
 class TestUntilPid:
     async def test_a_process_that_is_killed_is_told_once(self) -> None:
