@@ -239,7 +239,8 @@ class HttpEngine:
     async def facts(self) -> EngineFacts:
         """What the engine serves, from its own routes. Raises EngineGone."""
         models = orjson.loads(await self._get("/v1/models"))["data"]
-        card = next((item for item in models if item["id"] == self._model), models[0])
+        unlisted = models[0] if models else {"id": self._model}  # a server may load what it is asked for
+        card = next((item for item in models if item["id"] == self._model), unlisted)
         cache: dict[str, str] = {}
         version = ""
         if self.capabilities.progress:
