@@ -314,6 +314,7 @@ class PoolMachine(RuleBasedStateMachine):
             encode(Timings()),
             b"",
             "",
+            "",
         )
         return str(reply.decode())
 
