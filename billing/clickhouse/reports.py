@@ -34,7 +34,7 @@ _AS_THEY_ARE = (
     *("request_id", "revision", "tenant_id", "project_id", "api_key_id", "pool", "endpoint", "service_class", "stream"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "delivered_tokens", "ttft_ms"),
     *("itl_ms", "outcome", "finish_reason", "error_code", "attempt", "worker_id", "price_card_id", "currency"),
-    *("log_key", "budget_cut", "stopped_by"),
+    *("log_key", "budget_cut"),
 )
 
 

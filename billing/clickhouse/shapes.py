@@ -117,8 +117,12 @@ class RequestRow:
     cost_nano: int
     log_key: str
     budget_cut: bool = False  # less output was held than asked for, because no more was affordable
-    stopped_by: str = ""  # "budget" where that ended the answer
     timeline: tuple[TimelineStep, ...] = field(default=())
+
+    @property
+    def stopped_by(self) -> str:
+        """ "budget" where its cut ended the answer, as the table's alias of this name says; else empty."""
+        return "budget" if self.budget_cut and self.finish_reason == "length" else ""
 
     @property
     def cursor(self) -> str:

@@ -238,7 +238,7 @@ def _facts(row: RequestRow) -> list[tuple[str, str]]:
         ("Admitted", _moment(row.admitted_at_ms)),
         ("Outcome", row.outcome),
         ("Error", row.error_code),
-        ("Finish reason", row.finish_reason),
+        ("Finish reason", row.finish_reason + (": no more was affordable" if row.stopped_by else "")),
         ("Worker", f"{row.worker_id}, attempt {row.attempt}" if row.worker_id else "none: it was never claimed"),
         ("Prompt tokens", f"{row.prompt_tokens:,}, of them cached {row.cached_tokens:,}"),
         ("Completion tokens", f"{row.completion_tokens:,}, delivered {row.delivered_tokens:,}"),

@@ -1,4 +1,4 @@
-SELECT * EXCEPT (batch_id, ingested_at, version), ttft_ms, itl_ms, stopped_by
+SELECT * EXCEPT (batch_id, ingested_at, version), ttft_ms, itl_ms
 FROM inference_requests_audit FINAL
 WHERE ({tenant_id:String} = '' OR tenant_id = {tenant_id:String})
     AND admitted_at <= fromUnixTimestamp64Milli({before_ms:Int64}, 'UTC')

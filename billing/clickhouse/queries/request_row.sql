@@ -1,4 +1,4 @@
-SELECT * EXCEPT (batch_id, ingested_at, version), ttft_ms, itl_ms, stopped_by
+SELECT * EXCEPT (batch_id, ingested_at, version), ttft_ms, itl_ms
 FROM inference_requests_audit FINAL
 WHERE request_id = {request_id:UUID}
     AND admitted_at >= fromUnixTimestamp64Milli({admitted_from_ms:Int64}, 'UTC')

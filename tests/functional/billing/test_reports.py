@@ -166,6 +166,7 @@ class TestRequestRow:
         assert (found.budget_cut, found.stopped_by) == (cut, stopped_by)
         (recent,) = selectors.recent_requests(tenant_id="acme", limit=1)
         assert (recent.budget_cut, recent.stopped_by) == (cut, stopped_by)
+        assert reader.execute("SELECT stopped_by FROM inference_requests_audit FINAL") == [{"stopped_by": stopped_by}]
 
     def test_is_none_for_another_tenant_and_for_nonsense(self, reader: ChdbOwner, make: Any) -> None:
         one = make(1)

@@ -121,6 +121,11 @@ class TestTimeline:
         monkeypatch.setattr(views.usage_reports, "request_row", lambda **asked: row)
         return row
 
+    def test_says_that_the_budget_ended_it(self, operator: Client, row: Any) -> None:
+        row.finish_reason, row.stopped_by = "length", "budget"
+        page = operator.get(reverse("request_timeline", args=["0198a000-0000-7000-8000-000000000001"])).content.decode()
+        assert "length: no more was affordable" in words(page)
+
     def test_says_what_each_rule_did(self, operator: Client, row: Any) -> None:
         page = operator.get(reverse("request_timeline", args=["0198a000-0000-7000-8000-000000000001"])).content.decode()
         told = words(page)

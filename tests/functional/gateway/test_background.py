@@ -420,7 +420,7 @@ class TestRebuild:
         await owner.lose_redis()
         assert before == 2
 
-        row = make_row(claim.ticket, finish_reason="length", budget_cut=True, stopped_by="budget")
+        row = make_row(claim.ticket, finish_reason="length", budget_cut=True)
         assert await owner.rebuild(metered=row) == {Fate.ENDED: 1, Fate.BACK: 2}
         assert await owner.rebuild(metered=row) == {Fate.THERE: 2}
         assert await worker.step(cut, chat_frames(cut.ticket, ["half"])[:1], first_seq=2)  # its fence holds no more
