@@ -11,7 +11,7 @@ from typing import Any
 
 from controlplane.local.children import NotReady
 from controlplane.local.model import MODEL
-from infra.bench import admission, fairness, gateway, metering, overhead, queue, routing, soak, stream
+from infra.bench import admission, fairness, gateway, metering, overhead, queue, routing, slo, soak, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -287,6 +287,26 @@ async def run_soak(_: None, options: Options, start: Start) -> Finished:
     return Finished(measures=soak.measures(found), record=record, wrong="; ".join(found.failures()))
 
 
+async def run_slo(instance: Instance, options: Options, start: Start) -> Finished:
+    """Bench `slo` on a platform that runs. Raises BenchFailed when a request failed."""
+    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
+    plan = _given(slo.Plan(), chosen)
+    model = str((await get_json(instance.platform_target(model=""), "/v1/models"))["data"][0]["id"])
+    target = instance.platform_target(model=model)
+    card = await get_json(target, f"/v1/models/{model}")
+    found = await slo.run(
+        platform=target, engine=instance.engine_target(model=model), plan=plan, advance=start(plan.steps)
+    )
+    failed = [answer.failure for answer in found.load.answers if answer.failure]
+    if failed:
+        raise BenchFailed(f"{len(failed)} requests failed, the first: {failed[0]}")
+    lines = slo.measures(found)
+    record: dict[str, Rows] = {"machine": machine_rows(), "model": model_rows(card), "load": found.load.rows()}
+    return Finished(
+        measures=lines, record={**record, "engine": found.occupancy.rows(), "aims": slo.verdict_rows(lines)}
+    )
+
+
 async def run_speculative(_: None, options: Options, start: Start) -> Finished:
     """Bench `speculative` on engines of its own. Raises BenchFailed."""
     chosen = {"requests": options.requests, "max_tokens": options.max_tokens}
@@ -380,6 +400,11 @@ BENCHES = {
             about="which engine takes a request: the queue against seven policies, in a simulation; --trace FILE",
             run=run_routing,
             platform=False,
+        ),
+        Bench(
+            name=slo.NAME,
+            about="the platform's targets under a stated load: pass or miss (also `manage.py slo`)",
+            run=run_slo,
         ),
         Bench(
             name=speculative.NAME,

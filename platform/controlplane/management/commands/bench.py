@@ -42,13 +42,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", choices=sorted(BENCHES), help="the bench to run")
         parser.add_argument("--list", action="store_true", help="name the benches and stop")
-        parser.add_argument("--json", action="store_true", help="print the measures as JSON lines on stdout")
-        parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("ENGINE", "vllm"))
-        parser.add_argument("--requests", type=_positive, help="requests sent one at a time, on each side")
-        parser.add_argument("--concurrency", type=_positive, help="requests open at once in the throughput rounds")
-        parser.add_argument("--max-tokens", type=_positive, help="tokens to generate for each request")
-        parser.add_argument("--prompt-words", type=_positive, help="length of each prompt in words")
-        parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of requests; repeatable")
+        add_load_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["list"]:
@@ -75,6 +69,17 @@ class Command(BaseCommand):
         print_table(finished.measures, console=console)
         if finished.wrong:
             raise CommandError(f"bench {options['name']}: {finished.wrong}")
+
+
+def add_load_arguments(parser: ArgumentParser) -> None:
+    """What every bench takes."""
+    parser.add_argument("--json", action="store_true", help="print the measures as JSON lines on stdout")
+    parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("ENGINE", "vllm"))
+    parser.add_argument("--requests", type=_positive, help="requests sent one at a time, on each side")
+    parser.add_argument("--concurrency", type=_positive, help="requests open at once in the throughput rounds")
+    parser.add_argument("--max-tokens", type=_positive, help="tokens to generate for each request")
+    parser.add_argument("--prompt-words", type=_positive, help="length of each prompt in words")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of requests; repeatable")
 
 
 @contextmanager
