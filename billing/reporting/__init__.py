@@ -1,0 +1,1 @@
+"""What finance reads of usage: revenue, engine time, margin, latency, savings and waste, in groups, with what moved."""
