@@ -5,6 +5,7 @@ Invariant: a verdict names each prompt rule of the policy, in order, and says tr
 not run blocks, unless the policy says that it fails open.
 """
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,20 @@ async def check_prompt_with(
     ran = {result.rule for result in results}
     skipped = [_unseen(rule) for rule in policy.buffered(Stage.PROMPT) if rule.name not in ran]
     return _verdict(texts, [*results, *skipped], redacted)
+
+
+async def judge_text(
+    policy: CompiledPolicy, text: str, *, pool: ValidatorPool | None, monotonic: Callable[[], float]
+) -> tuple[Verdict, ...]:
+    """What each prompt rule of the policy says of one text, in their order; none of them keeps another from it.
+
+    The pure rules run in a thread, so that no stream waits for a long text.
+    """
+    results, _ = await asyncio.to_thread(_run_pure, policy, [text], monotonic=monotonic)
+    for rule in policy.buffered(Stage.PROMPT):
+        results.append((await _run_validator(rule, [text], pool))[0])
+    said = {result.rule: result for result in results}
+    return tuple(said[rule.name] for rule in policy.rules if rule.name in said)
 
 
 def _verdict(texts: Sequence[str], results: Sequence[Verdict], redacted: Sequence[str]) -> PromptVerdict:

@@ -55,6 +55,7 @@ class CompiledRule:
     """A rule ready to run: pure by its automata, or through the pool by its `call`."""
 
     name: str
+    kind: str
     stages: frozenset[Stage]
     action: Action
     fails_open: bool
@@ -162,6 +163,7 @@ def _compile_rule(rule: Rule) -> CompiledRule:
     """In shadow mode a rule flags, and when it cannot run nothing comes of it."""
     return CompiledRule(
         name=rule.name,
+        kind=rule.kind,
         stages=frozenset(rule.stage),
         action=Action.FLAG if rule.shadow else rule.action,
         fails_open=rule.shadow or rule.fail == "open",

@@ -231,8 +231,7 @@ class Admission:
 
     async def _renewed(self, draft: Draft, caller: Caller) -> Draft:
         """What was decided by a context that was out of date is decided anew. The prompt stays, redacted or not."""
-        context = await self._reload(caller)
-        _allow_caller(context, address=caller.address)
+        context = await self.reload(caller)
         _allow(context, draft.asked.model)
         _allow(context, draft.card.model)
         max_tokens = output_tokens(
@@ -245,9 +244,11 @@ class Admission:
         price = await self._price(context, draft.card.model, draft.service_class)
         return replace(draft, context=context, max_tokens=max_tokens, price=price)
 
-    async def _reload(self, caller: Caller) -> TenantContext:
+    async def reload(self, caller: Caller) -> TenantContext:
+        """The caller's context and epochs from PostgreSQL. Raises what `identify` does."""
         context = await self._services.resolver.reload(caller.bearer)
         await self._services.refresh_epochs(context.tenant_id)
+        _allow_caller(context, address=caller.address)
         return context
 
     async def _hold_again(self, caller: Caller, grown: Draft, held: _Held) -> tuple[Draft, HoldGranted]:

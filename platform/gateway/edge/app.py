@@ -20,6 +20,7 @@ from gateway.admission import Admission
 from gateway.edge.body import ClientGone
 from gateway.edge.exchange import Exchange, Receive, Send
 from gateway.edge.inference import infer
+from gateway.edge.moderations import show_moderation
 from gateway.edge.proofs import show_costs, show_receipt, show_receipt_keys
 from gateway.edge.reports import list_models, show_model, show_usage
 from gateway.edge.requests import bare_id, cancel_request, resume_events, show_request
@@ -52,6 +53,7 @@ class InferenceApp:
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": self._bound(infer, endpoint=Endpoint.CHAT)},
             "/v1/completions": {"POST": self._bound(infer, endpoint=Endpoint.COMPLETIONS)},
+            "/v1/moderations": {"POST": self._bound(show_moderation)},
             "/v1/models": _read(self._bound(list_models)),
             "/v1/usage": _read(self._bound(show_usage)),
             "/v1/organization/usage/completions": _read(self._bound(show_usage)),

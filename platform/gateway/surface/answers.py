@@ -65,7 +65,20 @@ _EXTENSION: dict[str, Schema] = {
     "stopped_by": _is("budget"),
 }
 
+_BY_CATEGORY: dict[str, Schema] = {
+    "categories": {"type": "boolean"},
+    "category_scores": {"type": "number", "minimum": 0, "maximum": 1},
+    "category_applied_input_types": _list(_is("text")),
+}
+_MODERATED = _closed(
+    {
+        "flagged": {"type": "boolean"},
+        **{name: {"type": "object", "additionalProperties": of} for name, of in _BY_CATEGORY.items()},
+    }
+)
+
 ANSWERS: dict[str, Schema] = {
+    "Moderation": _closed({"id": _TEXT, "model": _TEXT, "results": _list(_MODERATED)}),
     "Error": _closed(
         {
             "error": _open(

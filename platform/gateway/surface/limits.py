@@ -81,6 +81,7 @@ REALTIME_IDLE_SECONDS = _state(
 )
 REALTIME_RESPONSES_MAX = _state("realtime_responses", 4, "responses", "open responses of one WebSocket", "error event")
 REALTIME_ITEMS_MAX = _state("realtime_items", 512, "items", "conversation items of one WebSocket", "error event")
+MODERATION_INPUTS_MAX = _state("input", 256, "items", "texts of one moderation")
 REQUEST_ID_MAX = _state("request_id", 64, "characters", "a request id in a path", "404")
 QUERY_BYTES_MAX = _state("query", 4_096, "bytes", "the query string of a URL", "400")
 QUERY_VALUES_MAX = _state("query_values", 100, "items", "values of one list in a query string")

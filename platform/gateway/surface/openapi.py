@@ -10,6 +10,7 @@ from contracts.jobs import Endpoint
 from gateway.surface import limits
 from gateway.surface.answers import ANSWERS
 from gateway.surface.fields import Schema, or_null
+from gateway.surface.moderations import REQUEST as MODERATION
 from gateway.surface.schema import fields_of, required_of
 
 VERSION = "3.1.0"
@@ -40,6 +41,7 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _completion(Endpoint.CHAT, "Answer a chat")},
             "/v1/completions": {"post": _completion(Endpoint.COMPLETIONS, "Continue a text")},
+            "/v1/moderations": {"post": _moderation()},
             "/v1/models": {"get": _read("listModels", "The models that this key may use", "ModelList")},
             "/v1/models/{model}": {
                 "get": _read("showModel", "A model's exact configuration on record", "Model", _in_path("model"))
@@ -69,7 +71,9 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: `weir_…`"}},
-            "schemas": ANSWERS | {name: _request(endpoint) for endpoint, name in _REQUESTS.items()},
+            "schemas": ANSWERS
+            | {name: _request(endpoint) for endpoint, name in _REQUESTS.items()}
+            | {"ModerationRequest": MODERATION},
         },
     }
 
@@ -121,6 +125,20 @@ def _read(operation: str, summary: str, answer: str, *parameters: dict[str, Any]
         "summary": summary,
         "parameters": [*parameters],
         "responses": _responses({"application/json": {"schema": _named(answer)}}),
+    }
+
+
+def _moderation() -> dict[str, Any]:
+    about = (
+        "Judged by the rules for prompts of your guardrail policy. A category is a kind of rule that the policy has "
+        "(`pii`, `secrets`, `ban_list`, …); what it has no rule for is not judged and not named. A score is 0 or 1. "
+        "Counts as one request in your limits, and costs nothing."
+    )
+    body = {"application/json": {"schema": _named("ModerationRequest")}}
+    return {
+        **_read("createModeration", "Judge texts by your own guardrails", "Moderation"),
+        "description": about,
+        "requestBody": {"required": True, "content": body},
     }
 
 
