@@ -339,7 +339,7 @@ class TestAdmin:
         sealed = BillingPeriod.objects.get(pk=november.pk)
         assert (sealed.state, sealed.sealed_by) == ("sealed", "user:ada")
         assert b"The disk was lost." in ada.get(page).content
-        assert b"1100" in ada.get(reverse("admin:billing_billingperiod_changelist")).content
+        assert b"1,100" in ada.get(reverse("admin:billing_billingperiod_changelist")).content
         clerk = Client()
         clerk.force_login(User.objects.create_user("clerk", password="only-a-test", is_staff=True))
         assert clerk.post(steps["correct"]).status_code in (302, 403)
