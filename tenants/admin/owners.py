@@ -7,10 +7,12 @@ from decimal import Decimal
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import Count, Q, QuerySet
 from django.forms import BaseModelFormSet, ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.template.response import TemplateResponse
 from unfold.admin import TabularInline
 from unfold.decorators import action
 
@@ -190,8 +192,19 @@ class TenantAdmin(OwnerAdmin):
         self._move(request, queryset.exclude(state="closed"), services.resume_tenant)
 
     @admin.action(description="Close for good", permissions=["change"])
-    def close(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:
-        self._move(request, queryset, services.close_tenant)
+    def close(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        """Asks first: nothing brings a closed tenant back."""
+        if request.POST.get("sure") == "yes":
+            self._move(request, queryset, services.close_tenant)
+            return None
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Close for good",
+            "opts": self.opts,
+            "tenants": list(queryset.exclude(state="closed")),
+            "chosen": ACTION_CHECKBOX_NAME,
+        }
+        return TemplateResponse(request, "tenants/close.html", context)
 
     def _move(self, request: HttpRequest, queryset: QuerySet[Tenant], move: Callable[..., Tenant]) -> None:
         moved = [move(tenant=tenant, actor=actor_of(request)) for tenant in queryset]

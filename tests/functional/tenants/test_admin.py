@@ -108,9 +108,19 @@ class TestTenantPage:
             ("close", "closed"),
             ("resume", "closed"),
         ):
-            operator.post(page, {"action": action, "_selected_action": [str(acme.tenant.id)]})
+            operator.post(page, {"action": action, "_selected_action": [str(acme.tenant.id)], "sure": "yes"})
             acme.tenant.refresh_from_db()
             assert acme.tenant.state == state
+
+    def test_asks_before_it_closes_a_tenant_for_good(self, operator: Client, acme: Customer, mallory: Customer) -> None:
+        page = reverse("admin:tenants_tenant_changelist")
+        asked = operator.post(page, {"action": "close", "_selected_action": [str(acme.tenant.id)]})
+        assert asked.status_code == 200
+        assert "Nothing brings a closed tenant back" in asked.content.decode()
+        assert set(Tenant.objects.values_list("state", flat=True)) == {"active"}
+        fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)"', asked.content.decode())
+        operator.post(page, dict(fields))
+        assert dict(Tenant.objects.values_list("name", "state")) == {"acme": "closed", "mallory": "active"}
 
 
 class TestKeyPage:
