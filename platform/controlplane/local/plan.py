@@ -293,6 +293,7 @@ def _celery(base: ChildSpec, draft: _Draft) -> tuple[ChildSpec, ChildSpec]:
         "--loglevel=INFO",
     )
     return (
-        _pulsing(replace(base, name="celery", role="celery", command=worker, wave=3), draft),
+        # Beside the door, not after it: each takes seconds to stop, and what celery has not done waits in its queues.
+        _pulsing(replace(base, name="celery", role="celery", command=worker, wave=4), draft),
         _pulsing(replace(base, name="beat", role="beat", command=beat, wave=4), draft),
     )

@@ -76,6 +76,7 @@ class TestPlan:
         given = {"DATABASE_URL": ELSEWHERE["DATABASE_URL"]}
         waves = {spec.role: spec.wave for spec in plan(layout, given).specs}
         assert waves["gateway"] > waves["worker"] > waves["meter"] > waves["valkey"]
+        assert waves["celery"] == waves["beat"] == waves["gateway"], "what is slow to stop stops at the same time"
 
     def test_tells_every_process_of_the_platform_the_same(self, layout: Layout) -> None:
         made = plan(layout, ELSEWHERE)
