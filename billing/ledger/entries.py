@@ -124,7 +124,7 @@ def _write_transactions(
                 id=ledger_id,
                 idempotency_key=_idempotency_key(lines),
                 currency=currency,
-                description=f"Usage of {len(lines)} requests",
+                description=f"Usage of {len(lines)} request{'s' if len(lines) != 1 else ''}",
                 posted_at=at,
             )
         )

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,9 @@ class CatalogueCache:
             raise NotFound(f"The model {shown(model)} does not exist.", param="model", code="model_not_found")
         if model not in self._cards:
             raise Unavailable(f"No engine of `{model}` has started yet.", retry_after_ms=5_000)
-        return ServedModel(card=self._cards[model], tokenizer=await self._tokenizer(model))
+        card, tokenizer = self._cards[model], await self._tokenizer(model)
+        # The engine says whether it makes out a call; whether the model ever sees a tool is its template's to say.
+        return ServedModel(card=replace(card, tools=card.tools and tokenizer.shows_tools), tokenizer=tokenizer)
 
     async def list(self) -> list[ServedModel]:
         """Every offered model whose engine has registered, by name. Raises Unavailable before the first read."""

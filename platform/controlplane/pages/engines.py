@@ -158,7 +158,7 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("Vocabulary", f"{_count(card.vocabulary)} tokens"),
         ("Context", f"{_count(card.context_tokens)} tokens"),
         ("Block of the KV cache", f"{_count(card.block_tokens)} tokens"),
-        ("Calls tools", "yes" if card.tools else "no"),
+        ("Engine makes out tool calls", "yes" if card.tools else "no"),
         ("Registered", moment(card.created_at_ms)),
     ]
     return [(name, value.strip()) for name, value in facts if value.strip()]

@@ -38,7 +38,7 @@ _body_text = text(limits.BODY_BYTES_MAX)
 _short = text(limits.NAME_MAX, shortest=1)
 
 
-_NAME = {**_short.schema, "pattern": "^[A-Za-z0-9_-]+$"}
+NAME = {**_short.schema, "pattern": "^[A-Za-z0-9_-]+$"}
 _TEXT_PART = object_of({"type": {"enum": ["text"]}, "text": _body_text.schema})
 _CONTENT = {
     "anyOf": [
@@ -49,17 +49,17 @@ _CONTENT = {
 _FUNCTION = {"enum": ["function"]}
 _ARGUMENTS = {**_body_text.schema, "contentMediaType": "application/json"}
 _CALL: Schema = object_of(
-    {"id": _short.schema, "function": object_of({"name": _NAME, "arguments": _ARGUMENTS})},
+    {"id": _short.schema, "function": object_of({"name": NAME, "arguments": _ARGUMENTS})},
 )
 _CALL["properties"] |= {"type": _FUNCTION, "index": {}}
 _TOOL = object_of(
     {"type": _FUNCTION, "function": object_of(
-        {"name": _NAME},
+        {"name": NAME},
         {"description": {"type": "string", "maxLength": limits.DESCRIPTION_MAX}, "parameters": JSON_SCHEMA,
          "strict": boolean.schema},
     )},
 )  # fmt: skip
-_NAMED_TOOL = object_of({"type": _FUNCTION, "function": object_of({"name": _NAME})})
+_NAMED_TOOL = object_of({"type": _FUNCTION, "function": object_of({"name": NAME})})
 _EMPTY: Schema = {"enum": [None, False, 0, "", [], {}]}
 _SAID_BY_ASSISTANT = {
     "content": _CONTENT,
@@ -155,11 +155,12 @@ def _check_call(value: Any, param: str) -> dict[str, Any]:
     return {
         "id": needed(call, "id", _short, param),
         "type": "function",
-        "function": {"name": needed(function, "name", _function_name, where), "arguments": arguments},
+        "function": {"name": needed(function, "name", check_name, where), "arguments": arguments},
     }
 
 
-def _function_name(value: Any, param: str) -> str:
+def check_name(value: Any, param: str) -> str:
+    """The name of a function or of a schema, as OpenAI takes it."""
     name = _short(value, param)
     if not _NAME_CHARACTERS.issuperset(name):
         raise wrong(param, "may hold letters, digits, _ and - only")
@@ -186,7 +187,7 @@ def _check_tool(value: Any, param: str) -> dict[str, Any]:
     given = needed(tool, "function", mapping, param)
     only_keys(given, frozenset({"name", "description", "parameters", "strict"}), f"{param}.function")
     function: dict[str, Any] = {
-        "name": needed(given, "name", _function_name, f"{param}.function"),
+        "name": needed(given, "name", check_name, f"{param}.function"),
         "description": None,
         "parameters": None,
     }
@@ -215,7 +216,7 @@ def check_tool_choice(value: Any, param: str) -> str | dict[str, Any]:
     needed(value, "type", one_of("function"), param)
     function = needed(value, "function", mapping, param)
     only_keys(function, frozenset({"name"}), f"{param}.function")
-    name = needed(function, "name", _function_name, f"{param}.function")
+    name = needed(function, "name", check_name, f"{param}.function")
     return {"type": "function", "function": {"name": name}}
 
 

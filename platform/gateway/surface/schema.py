@@ -31,7 +31,7 @@ from gateway.surface.fields import (
     wrong,
 )
 from gateway.surface.json_schema import JSON_SCHEMA, check_schema
-from gateway.surface.messages import check_messages, check_tool_choice, check_tools
+from gateway.surface.messages import NAME, check_messages, check_name, check_tool_choice, check_tools
 
 INT64_MAX = 2**63 - 1
 _GREEDY_BELOW = 1e-5  # as vLLM: below it sampling is greedy
@@ -92,10 +92,9 @@ def _check_logit_bias(value: Any, param: str) -> dict[str, float]:
     return {str(int(token)): _BIAS(amount, f"{param}.{token}") for token, amount in given.items()}
 
 
-_SCHEMA_NAME = text(limits.NAME_MAX, shortest=1)
 _DESCRIPTION = text(limits.DESCRIPTION_MAX)
 _NAMED_SCHEMA = object_of(
-    {"name": _SCHEMA_NAME.schema, "schema": JSON_SCHEMA},
+    {"name": NAME, "schema": JSON_SCHEMA},
     {"description": _DESCRIPTION.schema, "strict": boolean.schema},
 )
 
@@ -118,7 +117,7 @@ def _check_response_format(value: Any, param: str) -> dict[str, Any]:
     inner = {key: item for key, item in needed(given, "json_schema", mapping, param).items() if item is not None}
     only_keys(inner, frozenset({"name", "description", "schema", "strict"}), where)
     checked: dict[str, Any] = {
-        "name": needed(inner, "name", _SCHEMA_NAME, where),
+        "name": needed(inner, "name", check_name, where),
         "schema": needed(inner, "schema", partial(check_schema, generated=True), where),
     }
     if "description" in inner:

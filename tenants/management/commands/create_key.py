@@ -40,12 +40,17 @@ class Command(BaseCommand):
 
 def _tenant(name: str, plan_name: str | None) -> Tenant:
     tenant = Tenant.objects.exclude(state=TenantState.CLOSED).filter(name=name).first()
+    plan = None if plan_name is None else _plan(plan_name)
     if tenant is not None:
         return tenant
-    if plan_name is None:
+    if plan is None:
         raise CommandError(f"no tenant is called {name!r}; name a --plan to make it")
-    plan = Plan.objects.filter(name=plan_name).first()
+    return create_tenant(name=name, plan=plan)
+
+
+def _plan(name: str) -> Plan:
+    plan = Plan.objects.filter(name=name).first()
     if plan is None:
         plans = ", ".join(Plan.objects.values_list("name", flat=True)) or "none"
-        raise CommandError(f"no plan is called {plan_name!r}; there is: {plans}")
-    return create_tenant(name=name, plan=plan)
+        raise CommandError(f"no plan is called {name!r}; there is: {plans}")
+    return plan

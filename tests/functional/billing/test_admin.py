@@ -197,8 +197,8 @@ class TestLedger:
             post_usage([usage], at=AT)
         booked = words(ada.get(reverse("admin:billing_ledgertransaction_changelist")))
         acme, basic = tenants["acme"].name, tenants["basic"].name
-        assert f"{basic} Usage of 1 requests 12.5 USD" in booked
-        assert f"{acme} Usage of 1 requests 0.0000315 USD" in booked
+        assert f"{basic} Usage of 1 request 12.5 USD" in booked
+        assert f"{acme} Usage of 1 request 0.0000315 USD" in booked
         found = ada.get(reverse("admin:billing_ledgertransaction_changelist"), {"q": basic})
         assert "12.5 USD" in words(found)
         assert "0.0000315 USD" not in words(found)

@@ -19,7 +19,8 @@ TOKENIZER = ROOT / "infra" / "models" / "smollm2-135m-instruct"
 
 
 def card(model: str) -> ModelCard:
-    return replace(CARD, model=model, tokenizer_sha256=PromptTokenizer.load(TOKENIZER).sha256)
+    """Of an engine that makes out no calls, for a model whose template shows no tools."""
+    return replace(CARD, model=model, tokenizer_sha256=PromptTokenizer.load(TOKENIZER).sha256, tools=False)
 
 
 class Offered(dict[str, str]):
@@ -60,6 +61,13 @@ class TestGet:
         served = await catalogue.get("toy-1")
         assert served.card == card("toy-1")
         assert served.tokenizer.sha256 == served.card.tokenizer_sha256
+
+    async def test_says_that_a_model_calls_no_tools_where_its_template_shows_it_none(
+        self, catalogue: CatalogueCache, offered: Offered, redis: Redis
+    ) -> None:
+        offered.offer("toy-1")
+        await redis.hset("w:models", "toy-1", encode(replace(card("toy-1"), tools=True)))
+        assert (await catalogue.get("toy-1")).card.tools is False
 
     async def test_knows_no_model_that_is_not_offered_although_an_engine_runs(
         self, catalogue: CatalogueCache, offered: Offered, redis: Redis

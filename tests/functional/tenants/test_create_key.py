@@ -37,3 +37,9 @@ class TestCreateKey:
             run("--tenant", "Nobody")
         with pytest.raises(CommandError, match="no plan is called 'Large'"):
             run("--tenant", "Nobody", "--plan", "Large")
+
+    def test_takes_no_plan_that_is_not_there_for_a_tenant_that_is(self) -> None:
+        Plan.objects.create(name="Small")
+        run("--tenant", "Acme", "--plan", "Small")
+        with pytest.raises(CommandError, match="no plan is called 'Large'"):
+            run("--tenant", "Acme", "--plan", "Large")

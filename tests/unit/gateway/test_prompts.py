@@ -26,8 +26,24 @@ class TestPromptContent:
             tools=[{"type": "function", "function": {"name": "g", "description": "does", "parameters": parameters}}],
         )
         assert chat.texts() == (
-            "sys", "me", "one", "two", "think", "f", '{"a":"secret"}', "result", "g", "does", "why", "e",
+            "sys", "me", "one", "two", "think", "f", '{"a":"secret"}', "result", "g", "does", "why", "q", "e",
         )  # fmt: skip
+
+    def test_shows_the_guard_what_a_schema_calls_its_properties_and_renames_them(self) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"secret_name": {"type": "string"}, "type": {"const": {"inner_name": {"id": "of data"}}}},
+            "required": ["secret_name"],
+            "x-own": True,
+        }
+        before = content(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        texts = before.texts()
+        assert texts == ("f", "of data", "id", "inner_name", "secret_name", "type", "secret_name", "x-own")
+        after = before.with_texts([text.replace("secret", "[x]") for text in texts])
+        redacted = after.tools[0]["function"]["parameters"]
+        assert list(redacted["properties"]) == ["[x]_name", "type"]
+        assert redacted["required"] == ["[x]_name"]
+        assert before.with_texts(texts).tools == before.tools
 
     def test_puts_redacted_texts_back_and_leaves_the_first_alone(self) -> None:
         before = content(messages=[{"role": "user", "content": "my key is K"}, {"role": "user", "content": "ok"}])

@@ -162,6 +162,11 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(response_format="json"), "response_format", "invalid_type"),
     (chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
     (chat(response_format={"type": "json_schema"}), "response_format.json_schema", "missing_field"),
+    (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a b!", "schema": {"type": "object"}}}),
+        "response_format.json_schema.name",
+        "invalid_value",
+    ),
     (chat(response_format={}), "response_format.type", "missing_field"),
     (chat(reasoning_effort=5), "reasoning_effort", "invalid_type"),
     (chat(store="no"), "store", "invalid_type"),
