@@ -13,7 +13,7 @@ from workers.engines.settings import EngineSettings
 
 # vLLM leaves one core of its own to the processes around the model: up to here one core is left to compute on.
 ONE_PROCESS_CORES_MAX = 2
-# Numba, which looks up n-grams, shares torch's threads, and would have all of them wait for each other in every kernel.
+# Numba, which looks up n-grams, shares torch's threads; with two of them on two cores, all seem to wait for each other.
 _ONE_PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
