@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from billing.clickhouse.usage import LOOKBACK_MS
+from billing.clickhouse.usage import LOOKBACK_MS, check_range
 from contracts.errors import InvalidRequest
 from stores.clickhouse import Parameter
 
@@ -28,7 +28,6 @@ _COLUMNS = {
     "hour": "formatDateTime(toStartOfHour(toTimeZone({at}, {{zone:String}})), '%Y-%m-%dT%H:00%z', {{zone:String}})",
 }
 ATTEMPT_DIMENSIONS = frozenset({"tenant", "model", "day", "hour"})  # what an attempt knows of
-RANGE_MAX_MS = 400 * 86_400_000
 PAGE_MAX = 10_000
 
 
@@ -50,8 +49,7 @@ class FinanceQuestion:
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest naming what is wrong."""
-        if not 0 <= self.start_ms < self.end_ms or self.end_ms - self.start_ms > RANGE_MAX_MS:
-            raise InvalidRequest("from is before to, by at most 400 days", param="from")
+        check_range(start_ms=self.start_ms, end_ms=self.end_ms, start="from", end="to")
         if set(self.by) - set(DIMENSIONS) or len(set(self.by)) != len(self.by):
             raise InvalidRequest(f"by names each of {', '.join(DIMENSIONS)} at most once", param="by")
         if not 1 <= self.limit <= PAGE_MAX:

@@ -98,6 +98,15 @@ class UsagePlan:
     next_page: str | None
 
 
+def check_range(*, start_ms: int, end_ms: int, start: str, end: str) -> None:
+    """Raises InvalidRequest for the field `start`; both are named as the caller's users know them."""
+    if not 0 <= start_ms < end_ms:
+        raise InvalidRequest(f"{start}: must be before {end}", param=start)
+    if end_ms - start_ms > RANGE_MAX_MS:
+        days = RANGE_MAX_MS // 86_400_000
+        raise InvalidRequest(f"{start}: must be at most {days} days before {end}", param=start)
+
+
 def plan_page(
     *,
     tenant_id: str,
@@ -114,8 +123,7 @@ def plan_page(
     unknown = [name for name in group_by if name not in GROUPS]
     if unknown or len(set(group_by)) != len(group_by):
         raise InvalidRequest(f"group_by names each of {', '.join(GROUPS)} at most once", param="group_by")
-    if not 0 <= start_ms < end_ms or end_ms - start_ms > RANGE_MAX_MS:
-        raise InvalidRequest("start_time is before end_time, by at most 400 days", param="start_time")
+    check_range(start_ms=start_ms, end_ms=end_ms, start="start_time", end="end_time, or now")
     if limit is not None and not 1 <= limit <= width.maximum:
         raise wrong_limit(bucket_width)
     given = tuple((name, tuple(values)) for name, values in sorted(filters.items()) if values)

@@ -98,6 +98,17 @@ class TestPlanPage:
             plan(**change)
         assert caught.value.param == param
 
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"start_ms": START + 3 * DAY}, "start_time: must be before end_time, or now"),
+            ({"end_ms": START + 401 * DAY}, "start_time: must be at most 400 days before end_time, or now"),
+        ],
+    )
+    def test_says_which_bound_a_range_passes(self, change: dict[str, Any], said: str) -> None:
+        with pytest.raises(InvalidRequest, match=said):
+            plan(**change)
+
 
 class TestLayOut:
     def test_is_openai_s_page_with_cost(self) -> None:
