@@ -207,6 +207,9 @@ REST_FRAMEWORK = {
     "PAGE_SIZE": 50,
 }
 SPECTACULAR_SETTINGS = {
+    "ENUM_NAME_OVERRIDES": {
+        "DocumentStateEnum": "billing.models.DocumentState",
+    },
     "TITLE": "Weir management API",
     "DESCRIPTION": "The inference API is described at [/api/docs/inference/](/api/docs/inference/).",
     "VERSION": "1",

@@ -155,7 +155,11 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("response", "param"),
-        [({"temperature": 9}, "temperature"), ({"nonsense": 1}, "nonsense"), ({"tools": []}, "response.tools")],
+        [
+            ({"temperature": 9}, "response.temperature"),
+            ({"nonsense": 1}, "response.nonsense"),
+            ({"tools": []}, "response.tools"),
+        ],
         ids=str,
     )
     async def test_of_a_bad_field_names_it_and_goes_on(
