@@ -23,9 +23,13 @@ from safety.rules.syntax import Edge, parse
 DOMAINS_MAX = 1_000
 DOMAIN_CHARS_MAX = 253  # RFC 1035, 2.3.4
 LINK_CHARS_MAX = 1_024
+USER_CHARS_MAX = 128  # of a user's name in a link, behind the first character that ends a host in a text
 _HOST = "[^" + "".join(rf"\x{{{ord(char):X}}}" for char in sorted(HOST_STOPS | set("/?#\\"))) + "]"
 _REST = r"""[^\s<>"'`)\]]"""
-_AUTHORITY = rf"(?:{_HOST}+|\[[0-9A-Fa-f:.]{{2,45}}\](?::[0-9]{{1,5}})?)"
+_ADDRESS = r"\[[0-9A-Fa-f:.]{2,45}\]"
+_AUTHORITY = rf"(?:{_HOST}+|{_ADDRESS}(?::[0-9]{{1,5}})?)"
+# A browser takes for a user's name what in a text goes on behind a host that has ended: `https://good.com,x@evil.net`.
+_USER = rf"""{_HOST}*["'`(){{}}\[\]|,;][^\s<>/?#\\]{{0,{USER_CHARS_MAX}}}@"""
 _STARTS = r"(?:(?:https?|ftps?|wss?):[/\\]{1,4}|[/\\]{2}|www\.)"
 _WWW = re.compile(r"(?i)www\.")
 
@@ -44,7 +48,7 @@ class Domains:
         if len(authority) > DOMAIN_CHARS_MAX:
             return True
         host = _host(authority)
-        if link[0] in "/\\" and "." not in host.strip("."):
+        if link[0] in "/\\" and "." not in host.strip(".") and "[" not in authority:
             return False  # a comment's or a path's slashes
         names = _parents(host)
         if any(name in self.denied for name in names):
@@ -67,6 +71,8 @@ def compile_urls(*, allow_domains: Iterable[str], deny_domains: Iterable[str]) -
         _automaton(rf"(?i){_STARTS}{_AUTHORITY}[/?#\\]{_REST}*", domains),
         _automaton(rf"(?i){_STARTS}{_AUTHORITY}", domains, trail=(Edge.HOST_END,)),
         _automaton(rf"(?i){_STARTS}{_HOST}{{{DOMAIN_CHARS_MAX + 1}}}", None),
+        _automaton(rf"(?i){_STARTS}{_ADDRESS}", domains),
+        _automaton(rf"(?i){_STARTS}{_USER}", None),
     )
 
 

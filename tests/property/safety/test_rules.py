@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import example, given
@@ -43,10 +44,20 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "secrets": ({"formats": list(BY_NAME)}, SECRETS),
     "pii": ({"kinds": list(NATIONAL)}, NUMBERS),
 }
-# What a browser would take for a link, and its host; of `//host` only with a dot.
+# What a browser would take for a link, and its host; of `//host` only with a dot, or an address.
 BROWSER = re.compile(
-    r"(?i)(?:(?:https?|ftps?|wss?):[/\\\\]{1,4}|(?<![:/\\\\])[/\\\\]{2}(?=[^\s/]*\.)|www\.)([^\s/?#\\\\<>\"'`(){}|,;]+)"
+    r"(?i)(?:(?:https?|ftps?|wss?):[/\\\\]{1,4}|(?<![:/\\\\])[/\\\\]{2}(?=[^\s/]*\.|\[)|www\.)([^\s/?#\\\\<>\"'`(){}|,;]+)"
 )
+
+
+def host_of(link: re.Match[str]) -> str:
+    """Where a browser would go; empty for what it takes for no link: a comment's slashes, text after an address."""
+    authority = link[1].rpartition("@")[2]
+    if authority.startswith("["):
+        return authority if re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", authority) else ""
+    host = unquote(authority.partition(":")[0]).strip(".").lower()
+    is_name = re.fullmatch("[a-z0-9._-]+", host) and ("." in host or link[0][0] not in "/\\")
+    return host if is_name else ""
 
 
 def policy(kind: str, action: str = "redact") -> CompiledPolicy:
@@ -98,12 +109,15 @@ class TestAgainstPlainCode:
         assert released(policy("charset"), text, [])[0] == wanted
 
     @given(text=texts("urls"))
-    @example(text="//www.")  # the slashes of a comment: no name of more than one part
+    @example(text="//www.")
+    @example(text="https://[::1]https://")
+    @example(text="//[::1]")
+    @example(text="https://good.com,x@evil.net/")
     def test_no_link_to_another_host_is_left(self, text: str) -> None:
         left = released(policy("urls"), text, [])[0].replace("\u200b", "")
-        links = [
-            (found[0], found[1].rpartition("@")[2].partition(":")[0].strip(".").lower())
-            for found in BROWSER.finditer(left)
-        ]
-        hosts = [host for link, host in links if host and ("." in host or link[0] not in "/\\")]
+        hosts = [host for found in BROWSER.finditer(left) if (host := host_of(found))]
         assert [host for host in hosts if host != "good.com" and not host.endswith(".good.com")] == []
+
+    @pytest.mark.parametrize("hidden", ["good.com,x", "good.com;x", "[::1]", "[x", "a'b", 'a"b', "good.com)x"])
+    def test_no_host_hides_behind_a_user_s_name(self, hidden: str) -> None:
+        assert released(policy("urls"), f"see https://{hidden}@evil.net/p", [])[0] == "see <>evil.net/p"
