@@ -60,11 +60,16 @@ class TestFailures:
         with pytest.raises(bootstrap.SetupFailed, match=r"needs .* GB in"):
             bootstrap.check_disk(huge)
 
-    @pytest.mark.parametrize("flags", ["fma sse4_2", "avx avx2 fma"])
-    def test_name_what_to_do_without_avx512(self, tmp_path: Path, flags: str) -> None:
+    @pytest.mark.parametrize("flags", ["fma sse4_2", "avx fma avx2_vnni"])
+    def test_name_what_to_do_without_avx2(self, tmp_path: Path, flags: str) -> None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
-        with pytest.raises(bootstrap.SetupFailed, match=r"no AVX-512.*ENGINE=simulated make up.*ENGINE_URL"):
+        with pytest.raises(bootstrap.SetupFailed, match=r"no AVX2,.*ENGINE=simulated make up.*ENGINE_URL"):
             bootstrap.check_engine_machine(cpuinfo=tmp_path / "cpuinfo")
+
+    @pytest.mark.parametrize("flags", ["avx avx2 fma", "avx avx2 avx512f avx512_bf16"])
+    def test_take_a_processor_that_the_engine_has_kernels_for(self, tmp_path: Path, flags: str) -> None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+        bootstrap.check_engine_machine(cpuinfo=tmp_path / "cpuinfo")
 
     @pytest.mark.parametrize("sign", [":", '"', "$", "`", "\\", "\n"])
     def test_name_a_path_that_cannot_be_used(self, sign: str) -> None:
