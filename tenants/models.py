@@ -425,7 +425,7 @@ class AuditEntry(models.Model):
     class Meta:
         ordering = ["-id"]
         verbose_name = "audit entry"
-        verbose_name_plural = "audit trail"
+        verbose_name_plural = "audit entries"
         indexes = [
             models.Index(fields=["tenant_id", "-id"], name="audit_by_tenant"),
             models.Index(fields=["name", "-id"], name="audit_by_name"),

@@ -70,7 +70,7 @@ def _dtypes(said: Said) -> tuple[Fraction, int]:
     dtype = _decimal(said, "dtype_bytes", most=Fraction(16))
     if dtype is None:
         if said.config is None:
-            raise CapacityRefused("Say how many bytes a parameter takes.", param="dtype_bytes")
+            raise CapacityRefused("Say how many bytes a parameter takes, or give a config.", param="dtype_bytes")
         dtype = Fraction(dtype_bytes_of(said.config))
     if dtype == 0:
         raise CapacityRefused("A parameter takes more than nothing.", param="dtype_bytes")

@@ -114,9 +114,12 @@ def _gateway_port(draft: _Draft) -> int:
     if asked is not None:
         return draft.ports.keep(name="gateway", port=_require_free(asked))
     # The port of the last start first: base URLs that people wrote down stay true.
-    port = find_gateway_port(preferred=draft.ports.find(name="gateway") or GATEWAY_PORT)
-    if port != GATEWAY_PORT:
-        draft.notes.append(f"the gateway listens on {port}: {GATEWAY_PORT} is, or was, another program's")
+    before = draft.ports.find(name="gateway")
+    port = find_gateway_port(preferred=before or GATEWAY_PORT)
+    if port == before != GATEWAY_PORT:
+        draft.notes.append(f"the gateway listens on {port}, as it did before: PORT=… moves it")
+    elif port != GATEWAY_PORT:
+        draft.notes.append(f"the gateway listens on {port}: {before or GATEWAY_PORT} is another program's")
     return draft.ports.keep(name="gateway", port=port)
 
 

@@ -313,7 +313,8 @@ def _unknown(request_id: str) -> NotFound:
 
 
 def _events_gone(request_id: str) -> Gone:
-    return Gone(f"the events after this one are not kept; see GET /v1/requests/{request_id}", code="events_not_kept")
+    message = f"no event of this request has that id, or what follows it is not kept; see GET /v1/requests/{request_id}"
+    return Gone(message, code="events_not_kept")
 
 
 @asynccontextmanager
