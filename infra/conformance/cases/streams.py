@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.conformance.build import case, chat, completion, get, message, raw, wire
-from infra.conformance.case import SLOW_SECONDS, Answer, Case, Check, Http, Kind, Seen, Step, Wrong
+from infra.conformance.case import ANSWER_SECONDS, SLOW_SECONDS, Answer, Case, Check, Http, Kind, Seen, Step, Wrong
 from infra.conformance.checks import answered, any_of, has_header, is_json, refused, turned_away_or
 from infra.conformance.parse import parse_events
 from infra.conformance.stream_checks import (
@@ -31,7 +31,7 @@ _LONG_BODY = _BODY.replace(b":24", b":120")
 
 # A fast engine on a busy machine may be done before its first token is read; not each time.
 _LONG = wire(
-    message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=SLOW_SECONDS
+    message("POST <V1>/chat/completions HTTP/1.1", "Content-Length: <LENGTH>", body=_LONG_BODY), deadline=ANSWER_SECONDS
 )
 _THRICE = (_LONG, _LONG, _LONG)
 
