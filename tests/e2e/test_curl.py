@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Platform
 
 CURL_SECONDS = "60"
-# A machine without curl still runs every other client; these are then not collected, and the README says so.
+# A machine without curl still runs every other client; these are then skipped, and the README says so.
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
