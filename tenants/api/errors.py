@@ -100,7 +100,10 @@ class MustMatch(Rejected):
 def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler. None leaves what is not a client's mistake to Django's own 500."""
     if isinstance(error, WeirError):
-        return _answer(error.status, error.message, param=error.param, code=error.code, kind=error.type)
+        answer = _answer(error.status, error.message, param=error.param, code=error.code, kind=error.type)
+        if error.retry_after_ms is not None:
+            answer["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+        return answer
     if isinstance(error, DjangoValidationError):
         return _invalid(error, context)
     if isinstance(error, IntegrityError | DataError | OperationalError | InterfaceError | InternalError):
