@@ -25,7 +25,13 @@ WeirError
     └── EngineFailed            502  engine_error
 """
 
+import math
 from typing import ClassVar
+
+
+def retry_after_seconds(wait_ms: int) -> int:
+    """`Retry-After` of RFC 9110: whole seconds, one at least and never less than the wait."""
+    return max(1, math.ceil(wait_ms / 1000))
 
 
 class WeirError(Exception):

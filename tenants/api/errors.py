@@ -17,7 +17,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from contracts.errors import Conflict, Rejected, Unprocessable, WeirError
+from contracts.errors import Conflict, Rejected, Unprocessable, WeirError, retry_after_seconds
 from contracts.text import shown
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
@@ -102,7 +102,7 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, WeirError):
         answer = _answer(error.status, error.message, param=error.param, code=error.code, kind=error.type)
         if error.retry_after_ms is not None:
-            answer["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+            answer["Retry-After"] = str(retry_after_seconds(error.retry_after_ms))
         return answer
     if isinstance(error, DjangoValidationError):
         return _invalid(error, context)

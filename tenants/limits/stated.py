@@ -22,9 +22,8 @@ ends, then what the engine counted. Reasoning, tool calls and logprobs are outpu
 counted twice. Cached prompt tokens count as input tokens and cost their own price. `best_of` other than `n` is
 refused. A retry under one Idempotency-Key, and a second attempt after a lost worker, count once; speculated tokens
 count when they are accepted. `max_tokens` that is absent is the plan's default (of completions
-16, if that is less), within the context, the caps, and,
-where the tenant chose to have answers shortened, what the budget leaves: an answer that ends there has the
-`finish_reason` `length`, and `weir.stopped_by` is `budget`.
+16, if that is less), within the context, the caps, and, where the tenant chose to have answers shortened, what the
+budget leaves: an answer that ends there has the `finish_reason` `length`, and `weir.stopped_by` is `budget`.
 
 Money is hard: the worst case is held, so a budget cannot be passed. Alerts (50, 80 and 100 % unless set otherwise)
 refuse nothing and are told once per window, as `budget.threshold`; `budget.spent` is told when not even the
@@ -43,8 +42,7 @@ A smaller `max_tokens` may fit; else a larger budget, or the next window |
 | 429 | `queue_full` | as many requests of the tenant wait as its plan or it lets wait | `retry-after` |
 
 Where several limits refuse, spent money is told first, else the limit that takes longest. The management API sets
-budgets and limits and is under none of them: it answers no 402, and 429 only
-to more than ten webhook tests a minute.
+budgets and limits and is under none of them: it answers no 402, and 429 only to more than ten webhook tests a minute.
 
 `retry-after` is exact for buckets and windows if nobody else asks meanwhile. What requests under way hold is given
 back at a time nobody knows: there it is {IN_FLIGHT_RETRY_MS / 1000:g} s. A cap of 0, and more than a cap

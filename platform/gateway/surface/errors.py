@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from contracts import errors
-from contracts.errors import Rejected, WeirError
+from contracts.errors import Rejected, WeirError, retry_after_seconds
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from tenants.limits.holds import Headroom, RateLimited
@@ -111,10 +111,9 @@ def error_headers(error: WeirError) -> Headers:
     if status_of(error) == 401:
         headers.append(CHALLENGE)
     if error.retry_after_ms is not None:
-        seconds = max(1, math.ceil(error.retry_after_ms / 1000))
         headers += [
             (b"retry-after-ms", b"%d" % max(1, error.retry_after_ms)),
-            (b"retry-after", b"%d" % seconds),
+            (b"retry-after", b"%d" % retry_after_seconds(error.retry_after_ms)),
             (b"x-should-retry", b"true"),
         ]
     elif isinstance(error, _NEVER_RETRY) or status_of(error) in (409, 429, 499, 502, 504):

@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
+from contracts.errors import LimitExceeded
 from tenants import services
 from tenants.api.errors import CONSTRAINTS, UNREACHABLE, openai_error
 from tenants.models import Member, Plan, Project, Tenant
@@ -194,3 +195,10 @@ class TestForms:
     def test_that_are_served(self, form: str) -> None:
         answer = Client().get(f"/api/schema?format={form}")
         assert (answer.status_code, form in answer["Content-Disposition"]) == (200, True)
+
+
+class TestWaits:
+    def test_are_told_in_whole_seconds_never_too_short(self) -> None:
+        answer = openai_error(LimitExceeded("Too many.", retry_after_ms=59_001), {})
+        assert answer is not None
+        assert (answer.status_code, answer["Retry-After"]) == (429, "60")

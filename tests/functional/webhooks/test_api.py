@@ -10,8 +10,6 @@ from django.test import Client
 from django.utils import timezone
 from redis import Redis
 
-from contracts.errors import LimitExceeded
-from tenants.api.errors import openai_error
 from tenants.models import OutboxEvent
 from tenants.row_scope import as_tenant
 from tenants.webhooks import dispatch, retries, selectors, services
@@ -143,11 +141,6 @@ class TestDeliveries:
         assert {acme_api("post", path, {})[0] for _ in range(services.TESTS_PER_MINUTE)} == {202}
         status, body = acme_api("post", path, {})
         assert (status, body["error"]["type"]) == (429, "rate_limit_error")
-
-    def test_a_refused_test_says_when_to_come_back(self) -> None:
-        answer = openai_error(LimitExceeded("Too many.", retry_after_ms=59_001), {})
-        assert answer is not None
-        assert (answer.status_code, answer["Retry-After"]) == (429, "60")
 
     def test_filters_are_strict(self, acme_api: Api) -> None:
         for query in ("state=lost", "event=kye.revoked", "endpoint=7", "unknown=1"):
