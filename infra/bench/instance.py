@@ -32,7 +32,6 @@ _FOREIGN = (
     "DATABASE_URL",
     "REDIS_URL",
     "BROKER_URL",
-    "CHANNEL_URL",
     "CLICKHOUSE_URL",
     "S3_URL",
     "ENGINE_URL",

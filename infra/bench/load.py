@@ -139,6 +139,11 @@ class Connection:
         self.target = target
         self._protocol = _Recording()
 
+    @property
+    def has_heard(self) -> bool:
+        """True once the first bytes of the answer came."""
+        return bool(self._protocol.parts)
+
     async def exchange(self, request: bytes, *, deadline: float) -> tuple[float, Head, list[Part]]:
         """Sends `request`; the time it was written, and the answer. Raises OSError, BadAnswer, TimeoutError."""
         async with asyncio.timeout(deadline):

@@ -11,7 +11,7 @@ from typing import Any
 
 from controlplane.local.children import NotReady
 from controlplane.local.model import MODEL
-from infra.bench import admission, fairness, gateway, metering, overhead, queue, routing, slo, soak, stream
+from infra.bench import admission, cancel, fairness, gateway, metering, overhead, queue, routing, slo, soak, stream
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -20,6 +20,7 @@ from infra.bench.output import Measure
 from infra.bench.real import batching, paging, speculative, tensor
 from infra.bench.real.engine import EngineAway
 from infra.bench.record import machine_rows, model_rows
+from infra.bench.sse import BadAnswer
 from infra.bench.store import private_valkey
 from infra.bench.stream_stage import inline_platform, redis_of, stage
 from infra.bench.traces import NoTrace
@@ -111,6 +112,28 @@ async def run_overhead(instance: Instance, options: Options, start: Start) -> Fi
     return Finished(measures=lines, record=record)
 
 
+async def run_cancel(instance: Instance, options: Options, start: Start) -> Finished:
+    """Bench `cancel` on a platform that runs. Raises BenchFailed when the engine was not free of a client in time."""
+    plan = cancel.Plan()
+    chosen = {name: getattr(options, name) for name in ("requests", "max_tokens", "prompt_words")}
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    first, engine = instance.platform_target(model=""), instance.engine_target(model="")
+    model, inner = [str((await get_json(each, "/v1/models"))["data"][0]["id"]) for each in (first, engine)]
+    card = await get_json(first, f"/v1/models/{model}")
+    try:
+        found = await cancel.run(
+            engine=instance.engine_target(model=inner),
+            weir=instance.platform_target(model=model),
+            plan=plan,
+            advance=start(plan.steps),
+        )
+    except* (cancel.NotFreed, BadAnswer) as failures:
+        raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
+    lines = cancel.measures(found, engine=options.engine)
+    record = {"machine": machine_rows(), "model": model_rows(card), "aims": cancel.verdict_rows(lines)}
+    return Finished(measures=lines, record=record)
+
+
 async def run_admission(instance: Instance, options: Options, start: Start) -> Finished:
     """Bench `admission` on a platform that runs. Raises BenchFailed when a probe did."""
     plan = admission.Plan()
@@ -126,7 +149,7 @@ async def run_admission(instance: Instance, options: Options, start: Start) -> F
             instance=instance, target=instance.platform_target(model=model), plan=plan, advance=start(plan.steps)
         )
     except* admission.ProbeFailed as failures:
-        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+        raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
     lines = admission.measures(found)
     record["aims"] = admission.verdict_rows(found, lines)
     return Finished(measures=lines, record=record)
@@ -141,7 +164,7 @@ async def run_queue(_: None, options: Options, start: Start) -> Finished:
         try:
             found = await queue.run(redis=redis, plan=plan, advance=start(plan.steps))
         except* queue.WrongAnswer as failures:
-            raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+            raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
         store = await redis.info("server")
     lines = queue.measures(found)
     version = str(store.get("valkey_version") or store.get("redis_version"))
@@ -214,7 +237,7 @@ async def run_gateway(_: None, options: Options, start: Start) -> Finished:
         async with gateway_stage(environment, workers=workers) as sides:
             found = await gateway.run(**sides, plan=plan, advance=start(plan.steps))
     except* (gateway.AnswerFailed, SetupFailed, NotReady) as failures:
-        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+        raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
     lines = gateway.measures(found)
     peer = f"{locked_version()}, {workers} processes, a master key, no database, no limits, no guardrails"
     return Finished(
@@ -282,7 +305,7 @@ async def run_soak(_: None, options: Options, start: Start) -> Finished:
             target = instance.unguarded_target(model=MODEL)
             found = await soak.run(target=target, pids=pids, redis=redis, plan=plan, advance=start(plan.steps))
     except* (soak.SoakFailed, NotReady) as failures:
-        raise BenchFailed("; ".join(map(str, failures.exceptions))) from failures
+        raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
     record: dict[str, Rows] = {"machine": machine, **soak.record(found)}
     return Finished(measures=soak.measures(found), record=record, wrong="; ".join(found.failures()))
 
@@ -340,14 +363,15 @@ async def _on_real_engines(bench: Any, plan: Any, start: Start) -> Finished:
     try:
         found = await bench.run(plan=plan, advance=start(plan.steps))
     except* (EngineAway, Refused) as failures:
-        raise BenchFailed("; ".join(map(str, _leaves(failures)))) from failures
+        raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
     return Finished(measures=bench.measures(found), record={"machine": machine, **bench.record(found)})
 
 
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+def leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    """The errors in a group and in the groups in it: what a person is told."""
     for one in group.exceptions:
         if isinstance(one, BaseExceptionGroup):
-            yield from _leaves(one)
+            yield from leaves(one)
         else:
             yield one
 
@@ -359,6 +383,11 @@ BENCHES = {
             name=overhead.NAME,
             about="the engine directly against the platform: time to first token, time between tokens, throughput",
             run=run_overhead,
+        ),
+        Bench(
+            name=cancel.NAME,
+            about="how long the engine still works for a client that has gone, through the platform and directly",
+            run=run_cancel,
         ),
         Bench(
             name=admission.NAME,

@@ -167,7 +167,7 @@ def _install(uv: Path, environment: Environment) -> None:
         # Everything may be in uv's cache from another clone: then no network is needed at all.
         try:
             run([*sync, "--offline"], log="install", env=env)
-        except SetupFailed as offline:
+        except NoNetwork as offline:
             what = f"the packages of the {environment.title} are not cached here and no registry answers"
             message = f"{what}: check the network, or pip's index-url and cert settings, and run it again"
             raise SetupFailed(message) from offline
@@ -252,7 +252,7 @@ _REASONS: tuple[tuple[tuple[str, ...], type[SetupFailed], str], ...] = (
         (
             *("dns error", "Failed to fetch", "Request failed", "error sending request", "Connection refused"),
             *("timed out", "Could not connect", "Temporary failure in name", "NewConnectionError"),
-            "Network connectivity is disabled",
+            *("Network connectivity is disabled", "the network was disabled"),
         ),
         NoNetwork,
         "no package registry answers and not everything is cached: check the network, or pip's settings",

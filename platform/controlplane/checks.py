@@ -1,11 +1,13 @@
 """System checks with ids; `manage.py check --deploy` runs those that only matter in production."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from controlplane.env import LOCAL_SECRET, environment
+from controlplane.local.doctor import examine_here
 
 
 @register(Tags.security, deploy=True)
@@ -32,3 +34,13 @@ def usage_has_a_server(app_configs: Sequence[Any] | None, **kwargs: Any) -> list
     if environment().clickhouse.startswith("chdb"):
         return [Error("CLICKHOUSE_URL is not set.", hint="clickhouse://user:password@host:9000/weir", id="weir.E003")]
     return []
+
+
+@register(deploy=True)
+def servers_are_usable(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """weir.E004: each store and the engine does what the platform asks of it: what `manage.py doctor` looks at."""
+    return [
+        Error(f"{finding.name}: {finding.detail}", hint=finding.fix, id="weir.E004")
+        for finding in asyncio.run(examine_here())
+        if not finding.is_good
+    ]

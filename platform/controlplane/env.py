@@ -44,7 +44,6 @@ class Environment(BaseSettings):
     idle_transaction_seconds: float = Field(default=30, ge=0, le=3600, validation_alias="WEIR_DATABASE_IDLE_SECONDS")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     broker_url: SecretStr | None = None
-    channel_url: SecretStr | None = None
     clickhouse_url: SecretStr | None = None
     s3_url: SecretStr | None = None
 
@@ -113,12 +112,7 @@ class Environment(BaseSettings):
     @property
     def broker(self) -> str:
         """Celery and kombu events: their own URL, by default database 1 of the same server."""
-        return self.broker_url.get_secret_value() if self.broker_url else _database(self.redis, 1)
-
-    @property
-    def channel(self) -> str:
-        """The Channels layer: its own URL, by default database 2 of the same server."""
-        return self.channel_url.get_secret_value() if self.channel_url else _database(self.redis, 2)
+        return broker_url(given=self.broker_url.get_secret_value() if self.broker_url else "", redis=self.redis)
 
     @property
     def clickhouse(self) -> str:
@@ -143,6 +137,16 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _database(url: str, number: int) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"/{number}"))
+def broker_url(*, given: str, redis: str) -> str:
+    """BROKER_URL, or database 1 of REDIS_URL. By TLS, the server's certificate is checked unless the URL says not to.
+
+    (kombu alone takes any certificate from a `rediss://` that does not ask for one, and knows no other option of
+    redis-py's.)
+    """
+    parts = urlsplit(given or redis)
+    if not given:
+        options = [option for option in parts.query.split("&") if option.startswith("ssl_")]
+        parts = parts._replace(path="/1", query="&".join(options))
+    if parts.scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:
+        parts = parts._replace(query="&".join(filter(None, (parts.query, "ssl_cert_reqs=required"))))
+    return urlunsplit(parts)

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from csp.constants import NONCE, NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.templatetags.static import static
@@ -83,7 +83,10 @@ TEMPLATES = [
 
 
 def database_from_url(url: str) -> dict[str, Any]:
-    """Django's settings of one PostgreSQL URL. Raises ValueError for another scheme."""
+    """Django's settings of one PostgreSQL URL; its query (`?sslmode=verify-full`) goes to libpq, as everywhere else.
+
+    Raises ValueError for another scheme.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
         raise ValueError(f"DATABASE_URL must begin with postgresql://, not {parts.scheme}://")
@@ -96,15 +99,11 @@ def database_from_url(url: str) -> dict[str, Any]:
         "PORT": str(parts.port or ""),
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": {"connect_timeout": 5},
+        "OPTIONS": {"connect_timeout": 5, **dict(parse_qsl(parts.query))},
     }
 
 
 DATABASES = {"default": database_from_url(ENV.database_url.get_secret_value())}
-
-CHANNEL_LAYERS = {
-    "default": {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [ENV.channel]}},
-}
 
 # In PostgreSQL, so that a one-time code is used once whichever gateway takes it, and sign-in needs no Redis.
 CACHES = {
@@ -264,5 +263,6 @@ LOGGING = {
         name: {"level": "WARNING"}
         for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "httpx", "axes")
     }
+    | {"clickhouse_driver": {"level": "CRITICAL"}}  # every failure is raised too, and said by who asked
     | {"uvicorn.error": {"filters": ["redacted"]}},
 }

@@ -87,6 +87,13 @@ def real_platform(pytestconfig: pytest.Config) -> Iterator[Platform]:
     yield from _run(pytestconfig, engine="vllm")
 
 
+@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
+def each_platform(request: pytest.FixtureRequest) -> Platform:
+    """The one, then the other: for what must be true of both."""
+    found: Platform = request.getfixturevalue("real_platform" if request.param == "vllm" else "platform")
+    return found
+
+
 @pytest.fixture(scope="session")
 def clients() -> Clients:
     """Interpreters for the other SDKs, made once per user."""

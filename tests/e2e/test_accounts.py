@@ -32,7 +32,12 @@ def make_requests(platform: Platform) -> list[dict[str, Any]]:
     choices = api.post("/completions", {"model": model, "prompt": "say: two", "n": 2, "max_tokens": 4})
     assert choices.status_code == 200, choices.text
     usages.append(choices.json()["usage"])
-    request = {"model": model, "messages": [{"role": "user", "content": "say: streamed"}], "stream": True}
+    request = {
+        "model": model,
+        "messages": [{"role": "user", "content": "say: streamed"}],
+        "stream": True,
+        "max_tokens": 32,
+    }
     events = list(api.events("/chat/completions", {**request, "stream_options": {"include_usage": True}}))
     usages.append(events[-2]["usage"])
     endless = {**request, "max_tokens": 2_000, "ignore_eos": True}
@@ -47,25 +52,25 @@ def make_requests(platform: Platform) -> list[dict[str, Any]]:
 
 
 class TestAccounts:
-    def test_agree_between_answers_and_the_report_to_the_last_nano_unit(self, platform: Platform) -> None:
-        since = platform.started_at
-        before = quiet(platform.api, since=since)
-        told = total(make_requests(platform))
+    def test_agree_between_answers_and_the_report_to_the_last_nano_unit(self, each_platform: Platform) -> None:
+        since = each_platform.started_at
+        before = quiet(each_platform.api, since=since)
+        told = total(make_requests(each_platform))
         assert told.cached_tokens > 0
         assert told.cost > 0
-        assert metered(platform.api, since=since, before=before, requests=told.requests) == told
+        assert metered(each_platform.api, since=since, before=before, requests=told.requests) == told
 
     @pytest.mark.parametrize("tenant", TENANTS)
     def test_agree_between_clickhouse_and_the_ledger_for_everything_so_far(
-        self, platform: Platform, tenant: str
+        self, each_platform: Platform, tenant: str
     ) -> None:
         """The operator's own report checks both books; it fails when they differ for longer than they lag."""
-        for api in (platform.api, platform.other_api):
-            answer = api.post("/completions", {"model": platform.model, "prompt": "say: paid", "max_tokens": 4})
+        for api in (each_platform.api, each_platform.other_api):
+            answer = api.post("/completions", {"model": each_platform.model, "prompt": "say: paid", "max_tokens": 4})
             assert answer.status_code == 200, answer.text
-            quiet(api, since=platform.started_at)
+            quiet(api, since=each_platform.started_at)
         until = time.monotonic() + LAG_SECONDS
-        while (done := usage_report(platform, tenant)).returncode != 0 and time.monotonic() < until:
+        while (done := usage_report(each_platform, tenant)).returncode != 0 and time.monotonic() < until:
             time.sleep(0.5)
         assert done.returncode == 0, done.stdout
         report = json.loads(done.stdout[done.stdout.index("{") :])
@@ -74,7 +79,7 @@ class TestAccounts:
         assert check["clickhouse_requests"] == check["ledger_requests"] > 0
         assert sum(Decimal(line["cost"]) for line in report["lines"]) == Decimal(check["ledger"]) > 0
         if tenant == TENANTS[0]:
-            told = quiet(platform.api, since=platform.started_at)
+            told = quiet(each_platform.api, since=each_platform.started_at)
             assert (told.requests, told.cost) == (check["ledger_requests"], Decimal(check["ledger"]))
 
 

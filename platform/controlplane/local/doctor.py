@@ -1,4 +1,4 @@
-"""Is each store and the engine really usable? Called by `manage.py doctor`; imports no Django.
+"""Is each store and the engine really usable? Called by `manage.py doctor` and `check --deploy`; imports no Django.
 
 Invariant: every check does what the platform will do there (connect, write, read back, remove) under a name of
 its own and within a deadline; a finding that is not good says what to change.
@@ -7,6 +7,7 @@ its own and within a deadline; a finding that is not good says what to change.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from dotenv import dotenv_values
+
+from controlplane.env import broker_url
 from controlplane.local.causes import GENERAL, find_fix
 from controlplane.local.model import MODEL
+from controlplane.local.paths import Layout
+from controlplane.local.ports import PortBook
 
 _DEADLINE_SECONDS = 20.0
 _POSTGRES_MIN = 15
@@ -59,6 +65,15 @@ def is_ours(url: str, *, ports: Collection[int]) -> bool:
     return parts.hostname == "127.0.0.1" and parts.port in ports
 
 
+async def examine_here() -> list[Finding]:
+    """All checks of what this clone is set to use."""
+    layout = Layout.of_clone()
+    # The strongest last: what `make up` started here, what is written down, what is set now.
+    layers = (dotenv_values(layout.env_file), dotenv_values(layout.root / ".env"), os.environ)
+    env = {name: value for layer in layers for name, value in layer.items() if value}
+    return await examine(env=env, ports=PortBook(path=layout.ports_file).all())
+
+
 async def examine(*, env: Mapping[str, str], ports: Collection[int] = ()) -> list[Finding]:
     """All checks, one after the other (their output is read by a person). `ports`: of the stores started here."""
     checks: tuple[tuple[str, str, Check], ...] = (
@@ -96,7 +111,7 @@ def _address(variable: str, env: Mapping[str, str]) -> tuple[str, str]:
     if variable == "WEIR_ENGINE" and env.get("ENGINE_URL"):
         return "ENGINE_URL", env["ENGINE_URL"]
     if variable == "BROKER_URL" and not env.get("BROKER_URL") and env.get("REDIS_URL"):
-        return "BROKER_URL (by default REDIS_URL)", _database(env["REDIS_URL"], 1)
+        return "BROKER_URL (by default REDIS_URL)", broker_url(given="", redis=env["REDIS_URL"])
     return variable, env.get(variable, "")
 
 
@@ -151,7 +166,7 @@ async def check_redis(env: Mapping[str, str]) -> str:
 
 async def check_broker(env: Mapping[str, str]) -> str:
     """Publishes a message to a queue of its own and takes it back."""
-    url = env.get("BROKER_URL") or _database(env.get("REDIS_URL", ""), 1)
+    url = broker_url(given=env.get("BROKER_URL", ""), redis=env.get("REDIS_URL", ""))
     await asyncio.to_thread(_round_trip, url)
     return f"a message went and came back, {hide_password(url)}"
 
@@ -159,7 +174,8 @@ async def check_broker(env: Mapping[str, str]) -> str:
 def _round_trip(url: str) -> None:
     from kombu.connection import Connection
 
-    with Connection(url, connect_timeout=5, transport_options={"socket_timeout": 5}) as connection:  # type: ignore[no-untyped-call]
+    options = {"socket_timeout": 5, "max_retries": 1, "interval_start": 0}  # the person who asked may ask again
+    with Connection(url, connect_timeout=5, transport_options=options) as connection:  # type: ignore[no-untyped-call]
         queue = connection.SimpleBuffer(f"weir.doctor.{secrets.token_hex(8)}")
         try:
             queue.put({"say": "é"})
@@ -169,10 +185,6 @@ def _round_trip(url: str) -> None:
             queue.close()
     if message.payload != {"say": "é"}:
         raise Unwell("a message does not come back as sent", "set BROKER_URL to RabbitMQ, SQS or Redis")
-
-
-def _database(url: str, number: int) -> str:
-    return urlunsplit(urlsplit(url)._replace(path=f"/{number}"))
 
 
 async def check_clickhouse(env: Mapping[str, str]) -> str:

@@ -83,7 +83,6 @@ class TestShown:
         settings.DEBUG = True
         settings.ENV = made
         settings.CELERY_BROKER_URL = made.broker
-        settings.CHANNEL_LAYERS = {"default": {"BACKEND": "x", "CONFIG": {"hosts": [made.channel]}}}
         monkeypatch.setitem(settings.DATABASES["default"], "PASSWORD", PASSWORD)
         request = RequestFactory().get("/admin/")
         shown = str(get_exception_reporter_filter(request).get_safe_settings())

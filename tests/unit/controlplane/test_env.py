@@ -1,9 +1,11 @@
 """The environment: only its own names are read, and every URL has its stated default."""
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kombu.connection import Connection
 from pydantic import ValidationError
 
 from controlplane.env import ROOT, Environment, environment
@@ -11,7 +13,7 @@ from controlplane.env import ROOT, Environment, environment
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("WEIR_HOME", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "WEIR_POOL", "WEIR_SECRET"):
+    for name in ("WEIR_HOME", "REDIS_URL", "BROKER_URL", "CLICKHOUSE_URL", "WEIR_POOL", "WEIR_SECRET"):
         monkeypatch.delenv(name, raising=False)
     yield
     environment.cache_clear()
@@ -38,11 +40,26 @@ class TestEnvironment:
     def test_keeps_its_data_in_the_clone_by_default(self) -> None:
         assert Environment().home == ROOT / ".weir"
 
-    def test_gives_the_broker_and_the_channels_databases_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gives_the_broker_a_database_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REDIS_URL", "redis://:secret@host:1234/0")
-        environment = Environment()
-        assert environment.broker == "redis://:secret@host:1234/1"
-        assert environment.channel == "redis://:secret@host:1234/2"
+        assert Environment().broker == "redis://:secret@host:1234/1"
+
+    @pytest.mark.parametrize(
+        ("name", "url", "wanted"),
+        [
+            ("REDIS_URL", "rediss://:s@host:1/0", ssl.CERT_REQUIRED),
+            ("REDIS_URL", "rediss://:s@host:1/0?health_check_interval=5", ssl.CERT_REQUIRED),
+            ("REDIS_URL", "rediss://:s@host:1/0?health_check_interval=5&ssl_cert_reqs=none", ssl.CERT_NONE),
+            ("BROKER_URL", "rediss://:s@host:1/0", ssl.CERT_REQUIRED),
+            ("BROKER_URL", "rediss://:s@host:1/0?ssl_cert_reqs=none", ssl.CERT_NONE),
+        ],
+    )
+    def test_has_the_broker_s_certificate_checked_unless_told_otherwise(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, url: str, wanted: ssl.VerifyMode
+    ) -> None:
+        monkeypatch.setenv(name, url)
+        found = Connection(Environment().broker).ssl  # type: ignore[no-untyped-call]
+        assert found["ssl_cert_reqs"] == wanted
 
     def test_takes_a_broker_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BROKER_URL", "amqp://host")

@@ -19,14 +19,14 @@ import structlog
 import uvloop
 from django.core.management.base import BaseCommand, CommandError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from controlplane.local.paths import Layout
+from controlplane.management.progress import shown
 from infra.bench.instance import Instance, InstanceFailed, private_instance
 from infra.bench.load import Refused
 from infra.bench.output import print_table
 from infra.bench.record import print_record
-from infra.bench.registry import BENCHES, Advance, Bench, BenchFailed, Finished, Options, engine_of
+from infra.bench.registry import BENCHES, Bench, BenchFailed, Finished, Options, engine_of, leaves
 
 _WIDTH = 120  # of what goes into a file
 SIMULATED = "simulated"
@@ -59,8 +59,9 @@ class Command(BaseCommand):
             bench = BENCHES[options["name"]]
             with _platform(chosen.engine, console) if bench.platform else nullcontext() as instance:
                 finished = _run(bench, instance, chosen, console)
-        except (InstanceFailed, BenchFailed, Refused, OSError, TimeoutError) as error:
-            raise CommandError(f"bench {options['name']} did not run whole: {error}") from error
+        except* (InstanceFailed, BenchFailed, Refused, OSError, TimeoutError) as failures:
+            said = "; ".join(str(failure) or type(failure).__name__ for failure in leaves(failures))
+            raise CommandError(f"bench {options['name']} did not run whole: {said}") from failures
         if options["json"]:
             for measure in finished.measures:
                 sys.stdout.write(measure.as_line() + "\n")
@@ -100,16 +101,10 @@ def _platform(engine: str, console: Console) -> Iterator[Instance]:
 
 
 def _run(bench: Bench, instance: Instance | None, options: Options, console: Console) -> Finished:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-
-        def start(total: int) -> Advance:
-            task = progress.add_task(f"bench {bench.name}", total=total)
-            return lambda count: progress.advance(task, count)
-
+    with shown(f"bench {bench.name}", console=console) as course:
         # A bench without a platform has the parts of a gateway and a worker in itself, so it has their loop.
         run = asyncio.run if bench.platform else uvloop.run
-        return run(bench.run(instance, options, start))
+        return run(bench.run(instance, options, course.start))
 
 
 def _positive(text: str) -> int:

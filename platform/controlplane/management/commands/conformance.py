@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 from django.core.management.base import BaseCommand, CommandError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from controlplane.env import ROOT
+from controlplane.management.progress import Course, shown
 from infra.conformance.case import Case, Result, Verdict
 from infra.conformance.catalogue import NoSuchGroup, chosen_cases
 from infra.conformance.output import as_line, print_sums, render_list, table_of
@@ -89,23 +88,20 @@ def _target(options: dict[str, Any]) -> Target:
 
 
 def _run(cases: Sequence[Case], target: Target) -> list[Result]:
-    with _progress(len(cases)) as advance:
-        return asyncio.run(run_cases(cases, target, advance=advance))
+    with shown("conformance", console=Console(stderr=True)) as course:
+        course.start(len(cases))
+        return asyncio.run(run_cases(cases, target, advance=_counting(course)))
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[Result], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _counting(course: Course) -> Callable[[Result], None]:
     wrong = 0
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("conformance", total=total)
 
-        def advance(result: Result) -> None:
-            nonlocal wrong
-            wrong += result.verdict is Verdict.WRONG
-            progress.update(task, advance=1, description=f"conformance, {wrong} wrong")
+    def advance(result: Result) -> None:
+        nonlocal wrong
+        wrong += result.verdict is Verdict.WRONG
+        course.advance(1, title=f"conformance, {wrong} wrong")
 
-        yield advance
+    return advance
 
 
 def _print(results: Sequence[Result], *, as_json: bool, every: bool) -> None:
