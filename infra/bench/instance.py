@@ -71,7 +71,7 @@ class Instance:
 
     @property
     def demo(self) -> dict[str, Any]:
-        """demo.json: base_url, api_key, other_api_key, admin_url, admin_user, admin_password. Raises OSError."""
+        """demo.json: base_url, api_key, other_api_key, model, admin_url, admin_user, admin_password. Raises OSError."""
         document: dict[str, Any] = json.loads((self.home / "demo.json").read_text())
         return document
 

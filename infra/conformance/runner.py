@@ -17,10 +17,12 @@ from infra.conformance.target import Target
 AT_ONCE = 6  # requests open beside each other, the slow ones apart: they only wait
 _PATIENCE_SECONDS = 30.0
 _TRIES = 3
+_REACH_SECONDS = 10.0
 
 
 async def run_cases(cases: Sequence[Case], target: Target, *, advance: Callable[[Result], None]) -> list[Result]:
     """A result for each case. Raises OSError when the server cannot be reached at all before the first case."""
+    await _reach(target)
     results: dict[str, Result] = {}
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -42,6 +44,12 @@ async def run_cases(cases: Sequence[Case], target: Target, *, advance: Callable[
             if case.alone:
                 await one(case, sender)
     return [results[case.title] for case in cases]
+
+
+async def _reach(target: Target) -> None:
+    async with asyncio.timeout(_REACH_SECONDS):  # a TimeoutError is an OSError
+        _, writer = await asyncio.open_connection(target.host, target.port)
+    writer.close()
 
 
 async def _judged(case: Case, sender: Sender) -> Result:

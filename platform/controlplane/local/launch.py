@@ -81,7 +81,7 @@ def run_up(*, detach: bool, with_demo: bool, until_pid: int | None) -> int:
     tolerate_output()
     layout, console = Layout.of_clone(), open_console()
     if detach:
-        return run_detached(layout=layout, console=console, until_pid=until_pid)
+        return run_detached(layout=layout, console=console, with_demo=with_demo, until_pid=until_pid)
     return run_foreground(layout=layout, console=console, with_demo=with_demo, until_pid=until_pid)
 
 
@@ -118,7 +118,7 @@ def run_foreground(*, layout: Layout, console: Console, with_demo: bool, until_p
         os.close(lock)
 
 
-def run_detached(*, layout: Layout, console: Console, until_pid: int | None) -> int:
+def run_detached(*, layout: Layout, console: Console, with_demo: bool, until_pid: int | None) -> int:
     """Starts the supervisor in a session of its own and returns when it serves."""
     try:
         if is_locked(layout=layout):
@@ -142,7 +142,8 @@ def run_detached(*, layout: Layout, console: Console, until_pid: int | None) -> 
         console.print("Stopped.")
         return 130
     try:
-        _show_demo(layout, console, threading.Event())
+        if with_demo:
+            _show_demo(layout, console, threading.Event())
     except KeyboardInterrupt:
         console.print()  # the request is given up, the platform goes on
     console.print("It runs in the background: `make ps`, `make logs`, `make down`.")

@@ -31,7 +31,7 @@ WORKER = "worker-1"
 
 
 # What `manage.py` typed by hand must know to find what runs here.
-SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CHANNEL_URL", "CLICKHOUSE_URL", "S3_URL", "ENGINE_URL")
+SHARED = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "CLICKHOUSE_URL", "S3_URL", "ENGINE_URL")
 
 
 class PlanFailed(Exception):
@@ -115,11 +115,12 @@ def _gateway_port(draft: _Draft) -> int:
         return draft.ports.keep(name="gateway", port=_require_free(asked))
     # The port of the last start first: base URLs that people wrote down stay true.
     before = draft.ports.find(name="gateway")
-    port = find_gateway_port(preferred=before or GATEWAY_PORT)
-    if port == before != GATEWAY_PORT:
-        draft.notes.append(f"the gateway listens on {port}, as it did before: PORT=… moves it")
+    wanted = before or GATEWAY_PORT
+    port = find_gateway_port(preferred=wanted)
+    if port != wanted:
+        draft.notes.append(f"the gateway listens on {port}: {wanted} is another program's")
     elif port != GATEWAY_PORT:
-        draft.notes.append(f"the gateway listens on {port}: {before or GATEWAY_PORT} is another program's")
+        draft.notes.append(f"the gateway listens on {port}, as it did before: PORT=… moves it")
     return draft.ports.keep(name="gateway", port=port)
 
 

@@ -66,3 +66,11 @@ class TestTheCommand:
         done = platform.instance.manage("conformance", *where, "--only", "no-such-kind", deadline=120.0)
         assert done.returncode == 2, done.stdout
         assert "no group or kind 'no-such-kind'" in done.stdout
+
+    def test_ends_with_two_where_no_server_can_be_reached(self, platform: Platform) -> None:
+        where = ("--base-url", "http://127.0.0.1:9/v1", "--key", "weir_none")
+        for model in ((), ("--model", platform.model)):
+            done = platform.instance.manage("conformance", *where, *model, "--only", "alive", deadline=120.0)
+            assert done.returncode == 2, done.stdout
+            assert "127.0.0.1:9" in done.stdout
+            assert "wrong" not in done.stdout

@@ -233,6 +233,5 @@ class TestARunOfTheSuite:
     async def test_says_that_nobody_listens(self) -> None:
         async with serving(always(b"")) as target:
             pass
-        (result,) = await run_cases([CASES["alive: the models"]], target, advance=lambda _: None)
-        assert result.verdict is Verdict.WRONG
-        assert "no connection" in result.seen
+        with pytest.raises(ConnectionRefusedError):
+            await run_cases([CASES["alive: the models"]], target, advance=lambda _: None)

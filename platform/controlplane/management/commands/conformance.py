@@ -57,7 +57,10 @@ class Command(BaseCommand):
             target = _target(options)
         except (NoSuchGroup, BadTarget) as error:
             raise CommandError(str(error), returncode=2) from error
-        results = _run(cases, target)
+        try:
+            results = _run(cases, target)
+        except OSError as error:
+            raise CommandError(f"{target.root} cannot be reached: {error or 'no answer'}", returncode=2) from error
         _print(results, as_json=options["json"], every=options["all"])
         wrong = sum(result.verdict is Verdict.WRONG for result in results)
         if wrong:

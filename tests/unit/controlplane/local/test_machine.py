@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,9 +87,10 @@ class TestStateDirectory:
             raise OSError(number, os.strerror(number), "/x/.weir")
 
         monkeypatch.setattr(Layout, "make", refuse)
-        for run in (launch.run_detached, partial(launch.run_foreground, with_demo=False)):
+        for run in (launch.run_detached, launch.run_foreground):
             shown = console()
-            assert run(until_pid=None, layout=Layout(root=ROOT, state=Path("/x/.weir")), console=shown) == 1
+            layout = Layout(root=ROOT, state=Path("/x/.weir"))
+            assert run(layout=layout, console=shown, with_demo=False, until_pid=None) == 1
             assert said(shown).startswith("up: /x/.weir: ")
             assert advice in said(shown)
             assert said(shown).count("\n") == 1
@@ -372,8 +372,22 @@ class TestDetached:
         monkeypatch.setattr(launch, "check_disk", lambda **_: None)
         monkeypatch.setattr(launch, "_spawn_supervisor", killed)
         shown = console()
-        assert launch.run_detached(layout=layout, console=shown, until_pid=None) == 1
+        assert launch.run_detached(layout=layout, console=shown, with_demo=True, until_pid=None) == 1
         assert said(shown) == "up: its supervisor was ended by SIGKILL: run `make up` again\n"
+
+    @pytest.mark.parametrize("with_demo", [True, False])
+    def test_sends_the_demo_request_unless_it_is_told_not_to(
+        self, layout: Layout, monkeypatch: pytest.MonkeyPatch, with_demo: bool
+    ) -> None:
+        sent: list[Layout] = []
+        monkeypatch.setattr(launch, "check_disk", lambda **_: None)
+        monkeypatch.setattr(launch, "_spawn_supervisor", lambda *_: None)
+        monkeypatch.setattr(launch, "_follow_until_serving", lambda *_: True)
+        monkeypatch.setattr(launch, "_show_demo", lambda of, *_: sent.append(of))
+        shown = console()
+        assert launch.run_detached(layout=layout, console=shown, with_demo=with_demo, until_pid=None) == 0
+        assert sent == ([layout] if with_demo else [])
+        assert said(shown) == "It runs in the background: `make ps`, `make logs`, `make down`.\n"
 
 
 class TestUntilPid:
