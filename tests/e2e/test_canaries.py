@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,10 +35,16 @@ METERED_SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """`key` is real, `unknown` well formed, `prompt` of a tenant without evaluation logs, `password` a wrong one."""
+    """`key`, `management`, `rotated` and `webhook` are real and were shown once, `unknown` is well formed only.
+
+    `prompt` is of a tenant without evaluation logs, `password` a wrong one.
+    """
 
     key: str
     key_id: str
+    management: str
+    rotated: str
+    webhook: str
     unknown: str
     prompt: str
     password: str
@@ -61,6 +69,16 @@ class Console:
         )
         assert answer.url.path == "/admin/"
 
+    def make_key(self, name: str, kind: str) -> str:
+        """A new key of the second tenant, as the page shows it once."""
+        form = self.client.get("/admin/tenants/apikey/add/").text
+        project = re.search(r'<option value="([^"]+)">Basic Bakery / ', form)
+        assert project
+        made = self.post("/admin/tenants/apikey/add/", project=project[1], name=name, kind=kind)
+        key = re.search(r"weir_[0-9A-Za-z]{38}", made.text)
+        assert key, made.text[:2_000]
+        return key[0]
+
     def pages(self) -> Iterator[Piece]:
         """Every page that the console leads to: its lists, their forms, the first rows."""
         index = self.client.get("/admin/")
@@ -84,18 +102,27 @@ def console(platform: Platform) -> Iterator[Console]:
 
 @pytest.fixture(scope="module")
 def canaries(platform: Platform, console: Console) -> Canaries:
-    """A new key of the second tenant, shown once by the console, and three more texts that nobody else uses."""
-    form = console.client.get("/admin/tenants/apikey/add/").text
-    project = re.search(r'<option value="([^"]+)">Basic Bakery / ', form)
-    assert project
-    made = console.post("/admin/tenants/apikey/add/", project=project[1], name="canary", kind="inference")
-    key = re.search(r"weir_[0-9A-Za-z]{38}", made.text)
-    assert key, made.text[:2_000]
+    """Secrets of the second tenant, each shown once where it is made, and texts that nobody else uses."""
+    management, key = console.make_key("canary-manager", "manage"), console.make_key("canary", "inference")
     listed = console.client.get("/admin/tenants/apikey/?q=canary").text
-    key_id = re.search(r"/admin/tenants/apikey/([0-9a-f-]{36})/change/", listed)
-    assert key_id
+    key_ids = dict(re.findall(r"/admin/tenants/apikey/([0-9a-f-]{36})/change/[^>]*>\s*(canary[a-z-]*)", listed))
+    (key_id,) = [found for found, name in key_ids.items() if name == "canary"]
+    bearer = {"Authorization": f"Bearer {management}"}
+    with httpx.Client(base_url=f"{platform.api.root}/api/v1", headers=bearer, timeout=30) as program:
+        rotated = program.post(f"/keys/{key_id}/rotate", json={"overlap_seconds": 3600})
+        webhook = program.post("/webhooks", json={"url": "https://hooks.example.com/in"})
+    assert (rotated.status_code, webhook.status_code) == (201, 201), (rotated.text, webhook.text)
     word = secrets.token_hex(12)
-    return Canaries(key[0], key_id[1], mint(), f"canaryprompt{word}", f"canarypassword{word}")
+    return Canaries(
+        key=key,
+        key_id=key_id,
+        management=management,
+        rotated=rotated.json()["key"],
+        webhook=webhook.json()["secret"],
+        unknown=mint(),
+        prompt=f"canaryprompt{word}",
+        password=f"canarypassword{word}",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +131,9 @@ def kept(platform: Platform, console: Console, canaries: Canaries) -> list[Piece
     api = Api(platform.base_url, canaries.key)
     served = _serve(api, platform.model, canaries.prompt)
     _refuse(api, platform.model, canaries)
-    _misplace(platform, canaries)
+    for key in (canaries.key, canaries.management, canaries.rotated):
+        _misplace(platform, canaries, key)
+    _fail(platform, canaries)
     with httpx.Client(base_url=api.root, timeout=30) as stranger:
         _guess(stranger, canaries)
     _wait_until_metered(console, served)
@@ -156,9 +185,9 @@ def _refuse(api: Api, model: str, canaries: Canaries) -> None:
         assert Api(api.base_url, key).post("/chat/completions", wrong[0]).status_code == 401
 
 
-def _misplace(platform: Platform, canaries: Canaries) -> None:
-    """The key where keys do not belong: in addresses, in other headers, in the console, at the wrong API."""
-    key, basic = canaries.key, base64.b64encode(f"user:{canaries.key}".encode()).decode()
+def _misplace(platform: Platform, canaries: Canaries, key: str) -> None:
+    """A key where keys do not belong: in addresses, in other headers, in the console, at the wrong API."""
+    basic = base64.b64encode(f"user:{key}".encode()).decode()
     with httpx.Client(base_url=platform.api.root, timeout=30) as client:
         for path in ("/v1/models", "/v1/usage", "/api/v1/keys", "/admin/login/", "/api/schema", "/nowhere"):
             client.get(path, params={"api_key": key, "token": key})
@@ -176,6 +205,27 @@ def _misplace(platform: Platform, canaries: Canaries) -> None:
     with suppress(WebSocketException, OSError), connect(f"ws://{host}/v1/realtime") as socket:
         socket.send(json.dumps({"type": "session.authenticate", "api_key": canaries.unknown}))
         socket.recv(timeout=10)
+
+
+def _fail(platform: Platform, canaries: Canaries) -> None:
+    """Errors of our own, while the limits' store stands still: of a plain request, a stream and a WebSocket."""
+    body = {"model": platform.model, "messages": [{"role": "user", "content": f"say: {canaries.prompt}"}]}
+    valkey, api = platform.instance.pid_of("valkey"), Api(platform.base_url, canaries.key)
+    with httpx.Client(base_url=platform.api.root, timeout=60) as client:
+        os.kill(valkey, signal.SIGSTOP)
+        try:
+            for key in (canaries.key, canaries.rotated):
+                for stream in (False, True):
+                    failed = Api(api.base_url, key).post("/chat/completions", {**body, "stream": stream})
+                    assert failed.status_code == 503, failed.text
+            for path in ("/api/v1/limits", "/api/v1/keys"):
+                client.get(path, headers={"authorization": f"Bearer {canaries.management}"})
+        finally:
+            os.kill(valkey, signal.SIGCONT)
+    until = time.monotonic() + METERED_SECONDS
+    while (status := api.post("/chat/completions", {**body, "max_tokens": 1}).status_code) != 200:
+        assert time.monotonic() < until, f"still {status} after the store went on"
+        time.sleep(0.2)
 
 
 def _guess(client: httpx.Client, canaries: Canaries) -> None:
@@ -215,9 +265,14 @@ class TestCanaries:
         assert any(place.startswith("Redis") for place in places(kept, canaries.key_id))
         assert any(place.startswith("file logs") for place in places(kept, "gateway"))
 
-    @pytest.mark.parametrize("which", ["key", "unknown"])
+    @pytest.mark.parametrize("which", ["key", "management", "rotated", "unknown"])
     def test_t03_a_key_is_nowhere_in_clear(self, kept: list[Piece], canaries: Canaries, which: str) -> None:
         assert places(kept, getattr(canaries, which)) == []
+
+    def test_t33_a_webhook_s_secret_is_nowhere_in_clear(self, kept: list[Piece], canaries: Canaries) -> None:
+        assert places(kept, canaries.webhook) == []
+        raw = base64.b64decode(canaries.webhook.removeprefix("whsec_"))
+        assert [place for place, content in kept if raw in content or raw.hex().encode() in content] == []
 
     def test_t25_a_key_in_an_address_is_not_logged(self, kept: list[Piece], canaries: Canaries) -> None:
         logs = [piece for piece in kept if piece[0].startswith("file logs")]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from contracts.errors import Cancelled, DeadlinePassed, InvalidRequest, Rejected, WeirError
+from contracts.errors import Cancelled, DeadlinePassed, InvalidRequest, Rejected, Revoked, WeirError
 from contracts.outcomes import Outcome
 from fairqueue.messages import Final
 from gateway.admission import Admission, Admitted, Caller
@@ -157,6 +157,8 @@ class Responses:
         requests, tokens = await self._admission.room(caller.context, model=admitted.ticket.model)
         left = rate_limits(requests=requests, tokens=tokens)
         await self._events.emit("response.done", response_id=response_id, response=response, rate_limits=left)
+        if isinstance(failure, Revoked):
+            raise Farewell(4401, "the API key was revoked")
 
     async def _admit(self, caller: Caller, asked: Asked, request_id: str) -> Admitted:
         """Steps 3-5, to their end even when this task is cancelled: then what they queued is cancelled too."""

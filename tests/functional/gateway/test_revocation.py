@@ -16,6 +16,7 @@ from tenants.limits.keys import REVOKED_CHANNEL
 from tenants.limits.revocation import Revocation
 from tests.functional.gateway.cast import CONTEXT, MODEL, PRICE, chat_frames
 from tests.functional.gateway.conftest import Gateway
+from tests.functional.gateway.test_realtime import ITEM, close_code, event, say, socket
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 STREAM = BODY | {"stream": True}
@@ -95,6 +96,27 @@ class TestRunning:
         await revoke(gateway)
         answer = await gateway.http.post(PATH, json=BODY, headers=gateway.auth())
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+class TestAWebSocket:
+    @pytest.mark.parametrize("suspended", [False, True])
+    async def test_of_it_has_its_response_cut_and_is_closed(self, gateway: Gateway, suspended: bool) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await say(connection, type="response.create", response={"model": MODEL, "input": [ITEM]})
+            claim = await gateway.worker.claim()
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+            seen = [await event(connection)]
+            while seen[-1]["type"] != "response.output_text.delta":
+                seen.append(await event(connection))
+            await revoke(gateway, suspended=suspended)
+            while seen[-1]["type"] not in ("error", "response.done"):
+                seen.append(await event(connection))
+            assert seen[-1]["type"] == "response.done"
+            assert seen[-1]["response"]["status"] == "failed"
+            assert seen[-1]["response"]["status_details"]["error"]["code"] == "key_revoked"
+            assert seen[-1]["response"]["output"][0]["content"][0]["text"] == "one"
+            assert await close_code(connection) == 4401
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
 
 
 class TestWaiting:
