@@ -40,7 +40,7 @@ engine: setup ## make the engine's environment and the model, start nothing
 	@.venv/bin/python -m controlplane.local engine
 
 test: setup ## all tests, on real stores and real vLLM, by two processes (ARGS="tests/unit -k budget": only those)
-	@$(if $(ARGS),,.venv/bin/python -m controlplane.local engine || echo "without vLLM: its tests are skipped, with this reason")
+	@$(if $(ARGS),,.venv/bin/python -m controlplane.local engine || echo "without vLLM: its contract tests are skipped, its end-to-end tests fail, with this reason")
 	@exec .venv/bin/python -m pytest $(if $(ARGS),$(ARGS),-n 2)
 
 check: setup ## format, lint, types, imports

@@ -70,7 +70,8 @@ def read_card(*, folder: Path, model: str, pool: str, engine: str, facts: Engine
     hashes: Mapping[str, str] = manifest.get("files", {})
     try:
         heads = int(config["num_attention_heads"])
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+        own = str(config.get("dtype") or config.get("torch_dtype") or "")
+        dtype = own if facts.dtype == "auto" else facts.dtype
         return ModelCard(
             model=model,
             pool=pool,

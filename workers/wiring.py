@@ -121,7 +121,11 @@ def _build_host(settings: WorkerSettings, engine: EngineSettings, clock: Clock, 
     )
     return EngineChild(
         adapter=HttpEngine(
-            model=settings.model, capabilities=capabilities, socket=str(uds), connections_max=connections_max
+            model=settings.model,
+            capabilities=capabilities,
+            socket=str(uds),
+            connections_max=connections_max,
+            dtype=engine.dtype if settings.engine is EngineKind.VLLM else "auto",
         ),
         command=command,
         paths=ChildPaths(

@@ -130,8 +130,8 @@ async def run_cancel(instance: Instance, options: Options, start: Start) -> Fini
     except* (cancel.NotFreed, BadAnswer) as failures:
         raise BenchFailed("; ".join(map(str, leaves(failures)))) from failures
     lines = cancel.measures(found, engine=options.engine)
-    record = {"machine": machine_rows(), "model": model_rows(card), "aims": cancel.verdict_rows(lines)}
-    return Finished(measures=lines, record=record)
+    record = {"machine": machine_rows(), "model": model_rows(card)}
+    return Finished(measures=lines, record=record, wrong=cancel.too_slow(lines))
 
 
 async def run_admission(instance: Instance, options: Options, start: Start) -> Finished:

@@ -35,7 +35,7 @@ class Environment(BaseSettings):
     production: bool = Field(default=False, validation_alias="WEIR_PRODUCTION")
     allowed_hosts: str = Field(default="", validation_alias="WEIR_ALLOWED_HOSTS")
     host: str = Field(default="", validation_alias="WEIR_HOST")
-    cors_origins: str = Field(default="", validation_alias="WEIR_CORS_ORIGINS")
+    browser_origins: str = Field(default="", validation_alias="WEIR_ORIGINS")
     require_mfa: bool | None = Field(default=None, validation_alias="WEIR_REQUIRE_MFA")
 
     database_url: SecretStr = SecretStr("postgresql://weir:weir@127.0.0.1:5432/weir")
@@ -104,6 +104,11 @@ class Environment(BaseSettings):
     def proxies(self) -> tuple[str, ...]:
         """CIDR blocks of the proxies in front, whose X-Forwarded-For is believed."""
         return _listed(self.trusted_proxies)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Origins of browsers that may call the inference API and open its WebSocket; ("*",) = any."""
+        return _listed(self.browser_origins)
 
     @property
     def redis(self) -> str:

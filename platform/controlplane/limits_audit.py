@@ -70,8 +70,8 @@ class Auditor:
     limits_of: Callable[[str], Awaitable[Sequence[CountedLimit]]]
     skew_ms: int = SKEW_MS
 
-    async def check(self, *, tenant_id: str) -> Findings:
-        """Compare, and bring limits that are younger than their window up to date."""
+    async def check(self, *, tenant_id: str, renew: bool = True) -> Findings:
+        """Compare, and bring limits that are younger than their window up to date, if it may write (`renew`)."""
         found = Findings(tenant_id=tenant_id)
         limits = await self.limits_of(tenant_id)
         snapshot = await self._snapshot(tenant_id, limits, found)
@@ -92,7 +92,7 @@ class Auditor:
                     found.drifts.append(_drift(standing, "used", standing.used, below + standing.late))
             elif snapshot.watermark_ms > since + SETTLED_AFTER_MS:
                 young.append(counted)
-        if young:
+        if young and renew:
             await self._renew(tenant_id, young, found, timezone=None)
         return found
 

@@ -67,7 +67,7 @@ def gateway_services() -> GatewayServices:
         validators=validators,
         background=(catalogue.keep_fresh, prices.keep_fresh, partial(_warm, policies, validators)),
         settings=GatewaySettings(
-            cors_origins=tuple(o.strip() for o in env.cors_origins.split(",") if o.strip()),
+            origins=env.origins,
             trusted_proxies=env.proxies,
             background_class=env.background_class,
         ),

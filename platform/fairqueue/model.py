@@ -25,6 +25,7 @@ from fairqueue.messages import (
     unpack_ids,
 )
 from fairqueue.model_state import Job, Lane, Look, PoolState, Tally, kv_need, owner
+from fairqueue.replies import full_text
 
 EXPIRED_MAX = 64  # expired heads that one claim ends
 MAILBOXES_MAX = 4
@@ -55,14 +56,14 @@ class PoolModel(PoolState):
             return Enqueued(position=self.position(rid), generation=known.generation, already=True)
         if rid in self.tombs:
             _, full, bound = self.tombs[rid].partition("full:")
-            raise QueueFull(bound) if full else DeadlinePassed("tombstone")
+            raise self._full(bound, ticket, queued_max, size) if full else DeadlinePassed("tombstone")
         if now_ms > enqueue_deadline_ms or enqueue_deadline_ms - now_ms > self.bounds.tombstone_ms:
             self.tombs[rid] = "deadline"
             raise DeadlinePassed("deadline")
         bound = self._bound_reached(ticket, queued_max, size)
         if bound:
             self.tombs[rid] = f"full:{bound}"
-            raise QueueFull(bound)
+            raise self._full(bound, ticket, queued_max, size)
         self.seq += 1
         self.jobs[rid] = Job(
             ticket=ticket,
@@ -80,18 +81,26 @@ class PoolModel(PoolState):
     def _bound_reached(self, ticket: Ticket, queued_max: int, size: int) -> str:
         if queued_max == 0:
             return "blocked"
+        bounds = self._bounds_of(ticket, queued_max, size)
+        return next((name for name, (limit, used, asked) in bounds.items() if used + asked > limit), "")
+
+    def _bounds_of(self, ticket: Ticket, queued_max: int, size: int) -> dict[str, tuple[int, int, int]]:
+        """Each bound's value, what is in use of it, and what the request adds."""
         bounds, need = self.bounds, kv_need(ticket)
         every = self.queued()
         own = [job for job in every if owner(job) == ticket.tenant_id]
-        reached = {
-            "tenant": len(own) >= queued_max,
-            "tenant_tokens": sum(job.need for job in own) + need > bounds.tenant_tokens_max,
-            "tenant_bytes": sum(job.size for job in own) + size > bounds.tenant_bytes_max,
-            "pool": len(every) >= bounds.queued_total_max,
-            "tokens": sum(job.need for job in every) + need > bounds.queued_tokens_max,
-            "bytes": sum(job.size for job in every) + size > bounds.queued_bytes_max,
+        return {
+            "tenant": (queued_max, len(own), 1),
+            "tenant_tokens": (bounds.tenant_tokens_max, sum(job.need for job in own), need),
+            "tenant_bytes": (bounds.tenant_bytes_max, sum(job.size for job in own), size),
+            "pool": (bounds.queued_total_max, len(every), 1),
+            "tokens": (bounds.queued_tokens_max, sum(job.need for job in every), need),
+            "bytes": (bounds.queued_bytes_max, sum(job.size for job in every), size),
         }
-        return next((name for name, full in reached.items() if full), "")
+
+    def _full(self, bound: str, ticket: Ticket, queued_max: int, size: int) -> QueueFull:
+        limit, used, asked = self._bounds_of(ticket, queued_max, size).get(bound, (0, 0, 0))
+        return QueueFull(full_text(bound, limit=limit, used=used, asked=asked))
 
     def claim(self, *, now_us: int, worker_id: str, nonce: str, free_kv_tokens: int, free_slots: int) -> Claim | Wait:
         now_ms = now_us // 1000

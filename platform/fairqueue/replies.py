@@ -29,15 +29,30 @@ from fairqueue.messages import (
 )
 from fairqueue.policy import Fullness, RateWindow
 
+_OPERATORS = (
+    "only an operator raises it, as `queued_max` at /api/v1/tenants or /api/v1/plans of the management API, "
+    "or under Tenants or Plans in the console."
+)
+_ROOM_AGAIN = "no setting raises it, and it has room again as requests begin to run."
+_SMALLER = "no setting raises it, and a smaller request may fit."
+_OF_ALL = "limit {limit} for all customers together, requested {asked}"  # what others have waiting is not told
 FULL_TEXT = {
-    "blocked": "This tenant may not queue requests.",
-    "tenant": "This tenant has as many requests waiting as it may have.",
-    "tenant_tokens": "This tenant has as many tokens waiting as it may have.",
-    "tenant_bytes": "This tenant has as many bytes of requests waiting as it may have.",
-    "pool": "The queue of this model is full.",
-    "tokens": "The queue of this model has no room for a request of so many tokens.",
-    "bytes": "The queue of this model has no room for a request of this size.",
+    "blocked": f"Blocked: the limit on waiting requests of the organization is 0; {_OPERATORS}",
+    "tenant": "Limit on waiting requests of the organization for this model reached: "
+    f"limit {{limit}}, waiting {{used}}, requested {{asked}}; {_OPERATORS}",
+    "tenant_tokens": "Limit on waiting tokens of the organization for this model reached: "
+    f"limit {{limit}}, waiting {{used}}, requested at most {{asked}}; {_SMALLER}",
+    "tenant_bytes": "Limit on bytes of waiting requests of the organization for this model reached: "
+    f"limit {{limit}}, waiting {{used}}, requested {{asked}}; {_SMALLER}",
+    "pool": f"The queue of this model is full: {_OF_ALL}; {_ROOM_AGAIN}",
+    "tokens": f"The queue of this model has no room for so many tokens: {_OF_ALL}; {_SMALLER}",
+    "bytes": f"The queue of this model has no room for so many bytes: {_OF_ALL}; {_SMALLER}",
 }
+
+
+def full_text(bound: str, *, limit: int, used: int, asked: int) -> str:
+    """What a bound of the queue that is reached says."""
+    return FULL_TEXT[bound].format(limit=limit, used=used, asked=asked)
 
 
 def enqueued(reply: list[Any]) -> Enqueued:
@@ -47,9 +62,9 @@ def enqueued(reply: list[Any]) -> Enqueued:
         return Enqueued(position=reply[1], generation=reply[2], already=bool(reply[3]))
     if kind == "full":
         bound = reply[1].decode()
+        tenants, leave_first, parts, others, limit, used, asked = reply[7:]
         retry = None  # a tenant that may not queue gains nothing by coming again
         if bound != "blocked":
-            tenants, leave_first, parts, others = reply[7:]
             full = Fullness(
                 of_tenant=bound.startswith("tenant"),
                 leave_first=leave_first,
@@ -58,7 +73,7 @@ def enqueued(reply: list[Any]) -> Enqueued:
                 parts_of_others=others,
             )
             retry = policy.retry_after_ms(window=_window(reply[2:7]), full=full)
-        raise QueueFull(FULL_TEXT[bound], retry_after_ms=retry)
+        raise QueueFull(full_text(bound, limit=limit, used=used, asked=asked), retry_after_ms=retry)
     raise DeadlinePassed("The request came to the queue after its deadline, or after it was cancelled.")
 
 

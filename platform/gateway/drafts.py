@@ -21,8 +21,8 @@ from gateway.surface.messages import flatten
 from gateway.surface.schema import Asked
 from gateway.tokenizer import PromptTokenizer, TemplateRefused, characters_of
 from tenants.limits.holds import HoldRequest, Idempotency
-from tenants.limits.policy import counted, max_tokens_limit, scope_name
-from tenants.limits.refusal import blocked
+from tenants.limits.policy import counted, max_tokens_limit
+from tenants.limits.refusal import blocked, too_many
 
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's and vLLM's, of /v1/completions
 
@@ -212,11 +212,23 @@ def output_tokens(asked: Asked, context: TenantContext, *, model: str, context_t
             code="context_length_exceeded",
         )
     if granted > cap or granted < 1:
-        whose = f"by the limit of the {scope_name(limit.scope)}" if limit and limit.cap == cap else "for this API key"
-        raise InvalidRequest(f"max_tokens: at most {cap} {whose}", param="max_tokens", code="max_tokens_cap")
+        if limit is not None and limit.cap == cap:
+            message = too_many(limit, asked=granted)
+        else:
+            message = _past_plan(asked.max_tokens, cap)
+        raise InvalidRequest(f"max_tokens: {message}", param="max_tokens", code="max_tokens_cap")
     if asked.sampling.get("min_tokens", 0) > granted:
         raise InvalidRequest(f"min_tokens: must be at most max_tokens ({granted})", param="min_tokens")
     return granted
+
+
+def _past_plan(max_tokens: int | None, cap: int) -> str:
+    """What the plan's cap says, also to a request that names no max_tokens, where it is 0."""
+    asked = "" if max_tokens is None else f"{max_tokens} asked for, and "
+    return (
+        f"{asked}the plan of the organization allows {cap}; only an operator raises it, "
+        "as `max_tokens_cap` at /api/v1/plans of the management API, or under Plans in the console"
+    )
 
 
 async def count_tokens(tokenizer: PromptTokenizer, content: PromptContent, asked: Asked) -> int:

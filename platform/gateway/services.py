@@ -39,21 +39,20 @@ CANCEL_AGAIN_SECONDS = 0.5
 class GatewaySettings:
     """Knobs of one gateway with their defaults. Sizes that a client can see are in `gateway.surface.limits` instead."""
 
-    cors_origins: tuple[str, ...] = ()  # exact origins, or ("*",)
-    realtime_origins: tuple[str, ...] = ()  # browsers' Origin values let in; a client without Origin always is
+    origins: tuple[str, ...] = ()  # of browsers, exact or ("*",): CORS and WebSockets; no Origin is always let in
     heartbeat_seconds: float = 10.0
     head_hold_seconds: float = 1.0  # a stream's head waits so long for its first frame, or for the engine's refusal
     body_read_seconds: float = limits.BODY_SECONDS
     admission_seconds: float = 15.0  # to wait for a turn to be admitted
-    queue_wait_seconds: float = 600.0  # a job that waited longer ends as expired
+    queue_wait_seconds: float = limits.QUEUE_WAIT_SECONDS  # a job that waited longer ends as expired
     background_wait_seconds: float = limits.BACKGROUND_WAIT_SECONDS  # the same in the background
     background_class: ServiceClass = ServiceClass.INTERACTIVE  # what background requests are queued and billed as
-    request_seconds: float = 1_800.0  # from the last byte of the request to the final frame
+    request_seconds: float = limits.REQUEST_SECONDS  # from the last byte of the request to the final frame
     hold_enqueue_seconds: float = 30.0  # a hold that was not enqueued by then is voided by the settler
-    realtime_auth_seconds: float = 10.0
+    realtime_auth_seconds: float = limits.REALTIME_KEY_SECONDS
     realtime_idle_seconds: float = limits.REALTIME_IDLE_SECONDS
     send_stall_seconds: float = limits.STALL_SECONDS  # one send that the client does not take
-    streams_max: int = 10_000  # open requests of one gateway
+    streams_max: int = limits.OPEN_REQUESTS_MAX
     idempotency_ms: int = 24 * 3_600_000
     worker_probe_seconds: float = 1.0
     unavailable_retry_ms: int = 5_000

@@ -134,6 +134,7 @@ class TenantAdmin(OwnerAdmin):
     list_filter = ["state", "plan"]
     list_select_related = ["plan"]
     search_fields = ["name", "id"]
+    ordering = ["name", "id"]  # the counts below drop the model's own, and what is offered in forms has pages
     readonly_fields = ["state", "created_at"]
     form = TenantForm
     empty_hint = "Whoever uses the platform is a tenant: add one, with a plan; then a project on its page, then a key."

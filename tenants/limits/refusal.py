@@ -1,18 +1,20 @@
 """Step 3, LIMITS: from counter readings to what a client is told: rate headers, messages, errors. Pure.
 
-Invariant: a message names the limit, its scope, its cap, what is used, held and asked, and never another tenant's data.
+Invariant: a message names the limit, its scope, its cap, what is used, held and asked, who raises it and where; and
+never another tenant's data.
 """
 
 from collections.abc import Sequence
 
 from contracts.errors import BudgetSpent, Rejected
 from contracts.money import text_from_nano
-from contracts.tenancy import Limit, Metric
+from contracts.tenancy import Limit, Metric, Scope
 from tenants.limits import policy
 from tenants.limits.holds import Headroom, HoldRequest, LimitUse, RateLimited
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
 
-_RAISED = "It is raised at /api/v1/limits of the management API, or by the operator under Limits in the console."
+_BY_CUSTOMERS = "it is raised at /api/v1/limits of the management API, or by an operator under Limits in the console"
+_BY_OPERATORS = "only an operator raises it, at /api/v1/limits of the management API or under Limits in the console"
 
 
 def rates(
@@ -98,14 +100,24 @@ def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
     used = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used
     return (
         f"Limit on {_where(limit)} reached: limit {show(limit.cap)}, used {show(used)}, "
-        f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}. "
-        f"{_RAISED}"
+        f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}; "
+        f"{_raised(limit)}."
     )
 
 
 def blocked(limit: Limit) -> str:
     """What a limit of 0 says."""
-    return f"Blocked: the limit on {_where(limit)} is 0. {_RAISED}"
+    return f"Blocked: the limit on {_where(limit)} is 0; {_raised(limit)}."
+
+
+def too_many(limit: Limit, *, asked: int) -> str:
+    """What the limit on max_tokens says of a request that asks for more."""
+    return f"{asked} asked for, and the limit on {_where(limit)} is {limit.cap}; {_raised(limit)}"
+
+
+def _raised(limit: Limit) -> str:
+    """Who raises it, and where. What an organization may use in all is its contract."""
+    return _BY_OPERATORS if limit.scope is Scope.TENANT else _BY_CUSTOMERS
 
 
 def _where(limit: Limit) -> str:

@@ -39,7 +39,14 @@ A smaller `max_tokens` may fit; else a larger budget, or the next window |
 `retry-after` |
 | 429 | `rate_limit_exceeded` | any other limit: requests, tokens (also of a day or month), concurrency | \
 `retry-after`; `x-should-retry: false` where waiting never helps |
-| 429 | `queue_full` | as many requests of the tenant wait as its plan or it lets wait | `retry-after` |
+| 429 | `queue_full` | as many requests of the tenant wait for the model as its plan or it lets wait, or as many \
+tokens or bytes, of it or of everybody, as the queue holds | `retry-after`; `x-should-retry: false` where waiting \
+never helps |
+| 400 | `max_tokens_cap` | `max_tokens` is more than the plan, or the limit `max_tokens_per_request`, allows | no: \
+with a smaller `max_tokens` |
+
+Each of these says in one sentence which limit it is, its value, what is used and what was asked, who raises it and
+where.
 
 Where several limits refuse, spent money is told first, else the limit that takes longest. The management API sets
 budgets and limits and is under none of them: it answers no 402, and 429 only to more than ten webhook tests a minute.

@@ -27,6 +27,9 @@ MACHINE_PATHS_ALLOWED = {
     "tests/architecture/test_tidy.py": "says what such a path looks like",
     "infra/models/smollm2-135m-instruct/tokenizer.json": "vendored: a vocabulary, in which any piece of text may stand",
 }
+IMPORTS_ALLOWED = {"uuid.UUID"}  # into a pure module: a type, which makes none
+CLOCKS = {"now", "utcnow", "today"}
+THREAT = re.compile(r"test_t\d\d_?")  # what the names of a threat's tests begin with
 MONEY = re.compile(r"(cost|price|amount|balance|nano|spend)", re.IGNORECASE)
 
 
@@ -59,6 +62,10 @@ def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def _pure() -> list[Path]:
+    return [path for path in _sources() if any(_name(path).startswith(prefix) for prefix in PURE)]
 
 
 class TestSize:
@@ -117,16 +124,13 @@ class TestLua:
 
 
 class TestPurity:
-    @pytest.mark.parametrize(
-        "path",
-        [path for path in _sources() if any(_name(path).startswith(prefix) for prefix in PURE)],
-        ids=_name,
-    )
+    @pytest.mark.parametrize("path", _pure(), ids=_name)
     def test_decision_modules_import_no_clock_randomness_or_store(self, path: Path) -> None:
         banned = {
             "time",
             "random",
             "secrets",
+            "uuid",
             "os",
             "socket",
             "asyncio",
@@ -141,10 +145,22 @@ class TestPurity:
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.split(".")[0])
+                imported = {f"{node.module}.{alias.name}" for alias in node.names} - IMPORTS_ALLOWED
+                found |= {name.split(".")[0] for name in imported}
         assert found & banned == set()
 
-    def test_no_float_is_near_money(self) -> None:
+    @pytest.mark.parametrize("path", _pure(), ids=_name)
+    def test_decision_modules_ask_no_clock_what_time_it_is(self, path: Path) -> None:
+        asked = [
+            f"{_name(path)}:{node.lineno} {ast.unparse(node.func)}()"
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CLOCKS
+        ]
+        assert asked == []
+
+
+class TestMoney:
+    def test_no_float_is_near_it(self) -> None:
         wrong = []
         for path in _sources():
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -158,6 +174,28 @@ class TestPurity:
                 if target and annotation and "float" in annotation and MONEY.search(target):
                     wrong.append(f"{_name(path)}:{node.lineno} {target}")
         assert wrong == []
+
+    def test_no_float_is_a_field_in_the_rooms_that_know_it(self) -> None:
+        """Models, serializers, forms and casts in queries; the migrations too."""
+        wrong = [
+            f"{_name(path)}:{node.lineno}"
+            for path in _tracked(".py")
+            if path.relative_to(ROOT).parts[0] in ("tenants", "billing", "safety")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if getattr(node, "attr", getattr(node, "id", getattr(node, "name", None))) == "FloatField"
+        ]
+        assert wrong == []
+
+    def test_no_float_is_its_column_in_clickhouse(self) -> None:
+        column = re.compile(r"(\w+)\s+(?:Nullable\(|LowCardinality\()*B?Float\d+")
+        found = {
+            f"{_name(path)}: {name}": bool(MONEY.search(name))
+            for path in _tracked(".sql")
+            if _name(path).startswith("billing/clickhouse/migrations/")
+            for name in column.findall(path.read_text(encoding="utf-8"))
+        }
+        assert [name for name, is_money in found.items() if is_money] == []
+        assert found  # durations: the search finds columns
 
 
 class TestThePlaceItRunsIn:
@@ -215,16 +253,22 @@ class TestDocs:
         assert stated == render_limits() + render_tenant_limits(), "run `manage.py limits_doc`"
 
     def test_every_test_that_a_page_names_is_there(self) -> None:
-        named = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
-        page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-        found = set(named.findall(page))
-        missing = [
-            f"{path}::{name}"
-            for path, name in sorted(found)
-            if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8")
-        ]
+        """As `path::Class::test`, as `path`, or by its name alone; also the number of a threat alone (`test_t04`)."""
+        named = re.compile(r"((?:tests/)?[\w/]*test_\w+\.py)((?:::\w+)*)|\b(test_\w+|Test[A-Z]\w+)")
+        tests = {_name(path): path.read_text(encoding="utf-8") for path in _tracked(".py")}
+        tests = {name: text for name, text in tests.items() if name.startswith("tests/")}
+        every, missing, whole = "\n".join(tests.values()), [], set()
+        for page in _tracked(".md"):
+            for path, parts, alone in set(named.findall(page.read_text(encoding="utf-8"))):
+                files = [text for name, text in tests.items() if f"/{name}".endswith(f"/{path}")] if path else [every]
+                wanted = [*filter(None, parts.split("::")), *filter(None, [alone])]
+                ends = "" if THREAT.fullmatch(alone) else r"\b"
+                if not any(all(re.search(rf"(def|class) {name}{ends}", text) for name in wanted) for text in files):
+                    missing.append(f"{_name(page)}: {path}{parts}{alone}")
+                elif parts:
+                    whole.add((path, parts))
         assert missing == []
-        assert len(found) > 40
+        assert len(whole) > 40
 
     def test_every_relative_link_leads_somewhere(self) -> None:
         link = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from tests.e2e.api import Api
+from tests.e2e.conftest import Platform
 
 SETTLED_SECONDS = 40.0
+LAG_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +87,16 @@ def quiet(api: Api, *, since: int) -> Account:
         now = reported(api, since=since)
         last, unchanged = (now, unchanged + 1) if now == last else (now, 0)
     return last
+
+
+def agreed_report(platform: Platform, tenant: str) -> dict[str, Any]:
+    """`manage.py usage_report`, which compares ClickHouse with the ledger; fails when they differ beyond their lag."""
+    start = datetime.fromtimestamp(platform.started_at, tz=UTC)
+    period = ("--from", start.isoformat(), "--to", (start + timedelta(days=1)).isoformat())
+    asked = ("usage_report", "--tenant", tenant, *period, "--format", "json")
+    until = time.monotonic() + LAG_SECONDS
+    while (done := platform.instance.manage(*asked, deadline=60)).returncode != 0 and time.monotonic() < until:
+        time.sleep(0.5)
+    assert done.returncode == 0, done.stdout
+    report: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return report

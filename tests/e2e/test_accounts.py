@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from tests.e2e.accounts import metered, quiet, total
+from tests.e2e.accounts import agreed_report, metered, quiet, total
 from tests.e2e.api import bare_id
 from tests.e2e.conftest import Platform
 
 TENANTS = ("Acme", "Basic Bakery")  # the demo's, in the order of its keys
-LAG_SECONDS = 30.0
 
 
 def make_requests(platform: Platform) -> list[dict[str, Any]]:
@@ -69,11 +65,7 @@ class TestAccounts:
             answer = api.post("/completions", {"model": each_platform.model, "prompt": "say: paid", "max_tokens": 4})
             assert answer.status_code == 200, answer.text
             quiet(api, since=each_platform.started_at)
-        until = time.monotonic() + LAG_SECONDS
-        while (done := usage_report(each_platform, tenant)).returncode != 0 and time.monotonic() < until:
-            time.sleep(0.5)
-        assert done.returncode == 0, done.stdout
-        report = json.loads(done.stdout[done.stdout.index("{") :])
+        report = agreed_report(each_platform, tenant)
         (check,) = report["check"]
         assert check["clickhouse"] == check["ledger"]
         assert check["clickhouse_requests"] == check["ledger_requests"] > 0
@@ -81,9 +73,3 @@ class TestAccounts:
         if tenant == TENANTS[0]:
             told = quiet(each_platform.api, since=each_platform.started_at)
             assert (told.requests, told.cost) == (check["ledger_requests"], Decimal(check["ledger"]))
-
-
-def usage_report(platform: Platform, tenant: str) -> subprocess.CompletedProcess[str]:
-    start = datetime.fromtimestamp(platform.started_at, tz=UTC)
-    period = ("--from", start.isoformat(), "--to", (start + timedelta(days=1)).isoformat())
-    return platform.instance.manage("usage_report", "--tenant", tenant, *period, "--format", "json", deadline=60)

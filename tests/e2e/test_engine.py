@@ -15,10 +15,11 @@ import pytest
 
 from gateway.surface import limits
 from infra.bench.engine_metrics import RUNNING, read_metrics
-from tests.e2e.api import bare_id
+from tests.e2e.api import Api, bare_id
 from tests.e2e.conftest import Platform
 from tests.e2e.curl import curl, needs_curl
 from tests.e2e.sockets import ask, send, session, text_of, until
+from workers.engines import prometheus
 
 pytestmark = pytest.mark.engine
 
@@ -92,10 +93,12 @@ class TestAnswer:
     ) -> None:
         request = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "logprobs": 2}
         truth = engine.post("/v1/completions", json={**request, "model": inner_model}).json()
-        ours = real_platform.api.post("/completions", {**request, "model": real_platform.model})
-        if ours.status_code == 400:  # an output policy cannot look into logprobs: then they are refused, never dropped
-            assert ours.json()["error"]["param"] == "logprobs"
-            return
+        guarded = real_platform.api.post("/completions", {**request, "model": real_platform.model})
+        # An output policy cannot look into logprobs: there they are refused, never dropped.
+        assert (guarded.status_code, guarded.json()["error"]["param"]) == (400, "logprobs")
+        bare = real_platform.instance.unguarded_target(model=real_platform.model)
+        api = Api(real_platform.base_url, bare.api_key)
+        ours = api.post("/completions", {**request, "model": real_platform.model})
         assert ours.status_code == 200, ours.text
         assert ours.json()["choices"][0]["text"] == truth["choices"][0]["text"]
         found, expected = (answer["choices"][0]["logprobs"] for answer in (ours.json(), truth))
@@ -205,6 +208,9 @@ class TestCard:
         shape = [card[name] for name in ("layers", "heads", "kv_heads", "head_size", "vocabulary")]
         assert shape == [30, 9, 3, 64, 49_152]
         assert card["engine"] == "vllm"
+        cache = prometheus.read_labels(engine.get("/metrics").text, "vllm:cache_config_info")
+        assert (card["dtype"], card["kv_cache_dtype"]) == ("bfloat16", "bfloat16")
+        assert (cache["cache_dtype"], card["block_tokens"]) == ("auto", int(cache["block_size"]))
         assert card["engine_version"] == engine.get("/version").json()["version"]
         assert card["context_tokens"] == engine.get("/v1/models").json()["data"][0]["max_model_len"]
         assert len(card["weights_sha256"]) == 64

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.e2e.accounts import difference, metered, quiet, total
+from tests.e2e.accounts import agreed_report, difference, metered, quiet, total
 from tests.e2e.api import bare_id
 from tests.e2e.conftest import Platform
 
@@ -146,6 +146,8 @@ def ledger(platform: Platform) -> Callable[[list[Call]], None]:
         assert len(ids) == len(calls)
         told = total([platform.api.ended(request_id, deadline=60)["usage"] for request_id in ids])
         assert metered(platform.api, since=since, before=before, requests=told.requests) == told
+        (books,) = agreed_report(platform, "Acme")["check"]
+        assert (books["clickhouse"], books["clickhouse_requests"]) == (books["ledger"], books["ledger_requests"])
 
     return check
 

@@ -103,6 +103,7 @@ class EngineFacts:
     cache_dtype: str
     version: str
     tools: bool = True
+    dtype: str = "auto"  # "auto": the model's own
 
     @property
     def kv_tokens(self) -> int:

@@ -64,7 +64,10 @@ class Patience:
 
 
 class HttpEngine:
-    """One engine. `api_key` is for a server elsewhere; `count_tokens` stands in where no usage comes with chunks."""
+    """One engine. `api_key` is for a server elsewhere; `count_tokens` stands in where no usage comes with chunks.
+
+    `dtype` is what the engine was told to compute in, which none of its routes tells; "auto" is the model's own.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class HttpEngine:
         connections_max: int = 512,
         patience: Patience | None = None,
         count_tokens: Callable[[str], int] | None = None,
+        dtype: str = "auto",
     ) -> None:
         self.capabilities = capabilities
+        self._dtype = dtype
         self._model = model
         self._patience = patience or Patience()
         self._count_tokens = count_tokens
@@ -251,6 +256,7 @@ class HttpEngine:
             context_tokens=int(card.get("max_model_len") or 0),
             block_tokens=_whole(cache.get("block_size")),
             blocks=_whole(cache.get("num_gpu_blocks")) or _whole(cache.get("num_cpu_blocks")),
+            dtype=self._dtype,
             cache_dtype=cache.get("cache_dtype", ""),
             version=version,
             tools=self.capabilities.tools,

@@ -122,9 +122,10 @@ def chat(text: str, *, max_tokens: int, **fields: Any) -> dict[str, Any]:
 def _installed() -> tuple[Path, Path]:
     """The engine's python and the converted model. Raises EngineAway."""
     named = os.environ.get("WEIR_ENGINE_PYTHON")
-    python = Path(named) if named else engine_environment().python
+    made = engine_environment()
+    python = Path(named) if named else made.python
     model = cached_directory(root=ROOT)
-    if not python.exists() or not (model / "model.safetensors").exists():
+    if not (named or made.is_made()) or not (model / "model.safetensors").exists():
         raise EngineAway("vLLM or its model is not here: `make engine` makes both")
     return python, model
 

@@ -1,7 +1,7 @@
 -- enqueue.lua: queue a request, or attach a mailbox to one that is known.
 -- KEYS 1 prefix of the slot: names of requests, logs, lists and tombstones are made from it | 2 act zset | 3 busy zset | 4 rest zset | 5 loads hash | 6 meta hash | 7 expiry zset | 8 lease zset | 9 unsettled zset | 10 usage stream | 11 idle zset | 12 wakes zset | 13 dead stream
 -- ARGV 1 now_us int or '' for TIME | 2 request_id | 3 tenant_id | 4 mailbox channel | 5 body of the ticket | 6 ticket without its body | 7 enqueue_deadline_ms int | 8 expires_ms int | 9 weight_milli int | 10 need KV tokens int | 11 pre_in milli-tokens int | 12 pre_out milli-tokens int | 13 queued_max int | 14 total_max int | 15 bytes_max int | 16 tombstone_ms int | 17 tokens_max int | 18 tenant_tokens_max int | 19 tenant_bytes_max int | 20 class '' or 'batch' | 21 prefix key or '' | 22 patience_ms int
--- RETURNS {'ok', position, generation, already} or {'full', bound, window x5, tenants of the class waiting, requests that must leave first (0: never), parts of the share that is the class's, parts that are not} or {'refused', why}.
+-- RETURNS {'ok', position, generation, already} or {'full', bound, window x5, tenants of the class waiting, requests that must leave first (0: never), parts of the share that is the class's, parts that are not, the bound's value, in use of it, added (0 each where it blocks)} or {'refused', why}.
 -- ATOMIC: the bounds hold, and what was refused once is refused for ever (a tombstone past its deadline).
 
 local now = clock(ARGV[1])
@@ -59,10 +59,11 @@ local BOUNDS = {
 }
 
 local function full(name)
-  local leave = 1
+  local leave, figures = 1, {0, 0, 0}
   for _, bound in ipairs(BOUNDS) do
     local used, requests, added, allowed = bound[2], bound[3], bound[4], bound[5]
     if bound[1] == name then
+      figures = {allowed, used, added}
       if added > allowed then
         leave = 0
       elseif used + added > allowed then
@@ -77,6 +78,7 @@ local function full(name)
   local shares, other = {INTERACTIVE_SHARE, BATCH_SHARE}, lane_of(lane.runs == 1 and 'batch' or '')
   reply[#reply + 1] = shares[lane.runs]
   reply[#reply + 1] = redis.call('EXISTS', other.act) * shares[other.runs]
+  for i = 1, 3 do reply[#reply + 1] = figures[i] end
   return reply
 end
 

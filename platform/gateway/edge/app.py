@@ -100,7 +100,7 @@ class InferenceApp:
         if route is not None:
             await route(exchange)
         elif exchange.method == "OPTIONS":
-            await _tell_methods(exchange, methods, cors=bool(self._services.settings.cors_origins))
+            await _tell_methods(exchange, methods, cors=bool(self._services.settings.origins))
         else:
             raise _NotAllowed(methods)
 

@@ -161,7 +161,7 @@ class Exchange:
 
     def _cors(self) -> Headers:
         origin = self.headers.get(b"origin")
-        allowed = self._settings.cors_origins
+        allowed = self._settings.origins
         if origin is None or not allowed:
             return []
         if "*" in allowed:

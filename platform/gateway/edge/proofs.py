@@ -16,9 +16,8 @@ from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
 from gateway.edge.reports import read_query
 from gateway.services import GatewayServices, UsageQuery
+from gateway.surface import limits
 
-COST_LIMIT_MAX = 180  # OpenAI's; a page holds as many days as a page of usage does at most
-PAGE_DAYS_MAX = 31
 KEYS_SECONDS = b"300"
 _GROUPS = {"project_id": "project_id", "line_item": "model"}
 
@@ -63,9 +62,9 @@ def _costs_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
         raise InvalidRequest("costs are by day: bucket_width is 1d", param="bucket_width")
     limit = asked.get("limit", [])
     if len(limit) == 1 and limit[0].isascii() and limit[0].isdigit() and len(limit[0]) < 9:
-        if not 1 <= int(limit[0]) <= COST_LIMIT_MAX:
-            raise InvalidRequest(f"limit is a whole number from 1 to {COST_LIMIT_MAX}", param="limit")
-        asked["limit"] = [str(min(int(limit[0]), PAGE_DAYS_MAX))]
+        if not 1 <= int(limit[0]) <= limits.COST_DAYS_MAX:
+            raise InvalidRequest(f"limit is a whole number from 1 to {limits.COST_DAYS_MAX}", param="limit")
+        asked["limit"] = [str(min(int(limit[0]), limits.USAGE_PAGE_DAYS_MAX))]
     for name in ("models", "api_key_ids"):
         if name in asked:
             raise InvalidRequest(f"{name}: is not a parameter", param=name, code="unknown_parameter")

@@ -2,15 +2,16 @@
 
 Named on uvicorn's command line (`--ws gateway.edge.websocket:WebSocketProtocol`). Invariants: a handshake that is wrong
 gets OpenAI's error object; bytes that are no WebSocket end the connection with its own code, never with a traceback;
-frames that come before the handshake is answered wait for it.
+frames that come before the handshake is answered wait for it; what a client makes us keep is bounded: the pieces of a
+message, of which even empty ones cost memory, and the answers to pings that it does not read.
 """
 
 import asyncio
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrade
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
 from contracts.errors import InvalidRequest, WeirError
@@ -43,6 +44,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         else:
             super().handle_connect(event)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if not self.writable.is_set():  # the library reads on once the application has taken all
+            self.transport.pause_reading()
+        return message
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if self._early and self.handshake_complete and not self.transport.is_closing():
@@ -58,6 +74,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:  # the library's own answer is no JSON
             self._refuse(HeadTooLarge("a header of the handshake is too long, or there are too many"))
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.transport.is_closing():
+            return
+        if len(self.frames) >= limits.REALTIME_FRAGMENTS_MAX:
+            self.frames = []
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has {limits.REALTIME_FRAGMENTS_MAX} pieces at most")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:

@@ -5,8 +5,8 @@ cancels what it asked for. Frames ride the mailbox and the log as for SSE; the C
 
 A wrong event is answered by an `error` event and changes nothing; the connection is closed for what cannot be read on.
 Close codes: 4400 binary message or bad URL, 4401 auth, 4403 origin, scope or the URL's model, 4408 no key in time or
-idle too long, 4413 message too big (1009 when far too big), 4429 too many responses at once again and again, 4500 our
-mistake; 1007 no UTF-8, 1012 restart.
+idle too long, 4413 message too big (1009 when far too big, or in too many pieces), 4429 too many responses at once
+again and again, 4500 our mistake; 1007 no UTF-8, 1012 restart.
 Invariants: accepted before it is closed, so that the code gets through; a key is in no event, close reason or log.
 """
 
@@ -128,7 +128,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self._read_query()
         headers = [(name.lower(), value) for name, value in self.scope["headers"]]
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
-        allowed = self._services.settings.realtime_origins
+        allowed = self._services.settings.origins
         if origins and "*" not in allowed and origins[0] not in allowed:
             raise Farewell(4403, "this origin is not allowed")
         keys = [value.decode("latin-1") for name, value in headers if name == b"authorization"]

@@ -30,7 +30,6 @@ from gateway.surface.fields import wrong
 from gateway.surface.schema import Asked
 from stores.system import mint_request_id
 
-_REFUSALS_MAX = 16  # over the bound on open responses, before the connection is closed
 _CLOSE_SECONDS = 10.0  # for the responses of a connection that has ended to be admitted and cancelled
 _LAST_SECONDS = 2.0  # for an admission whose task is cancelled nevertheless
 
@@ -88,7 +87,7 @@ class Responses:
         """
         if len(self._running) >= limits.REALTIME_RESPONSES_MAX:
             self._refusals += 1
-            if self._refusals > _REFUSALS_MAX:
+            if self._refusals > limits.REALTIME_REFUSALS_MAX:
                 raise Farewell(4429, "too many responses at once")
             message = f"at most {limits.REALTIME_RESPONSES_MAX} responses at once"
             raise InvalidRequest(message, param="type", code="too_many_responses")

@@ -5,6 +5,8 @@ Invariant: no other module of the room holds a number that a client can run into
 
 from dataclasses import dataclass
 
+from billing.clickhouse import usage
+
 _STATED: list["StatedLimit"] = []
 
 
@@ -68,23 +70,37 @@ ALLOWED_TOKEN_IDS_MAX = _state("allowed_token_ids", 4_096, "items", "allowed tok
 BAD_WORDS_MAX = _state("bad_words", 64, "items", "words never generated")
 BAD_WORD_CHARS_MAX = _state("bad_words[]", 64, "characters", "one of them")
 END_USER_MAX = _state("user", 256, "characters", "the end user's id; only its hash is kept")
+STRING_BYTES_MAX = _state("string", BODY_BYTES_MAX, "bytes", "any string without a limit of its own: its body's", "413")
+OPEN_REQUESTS_MAX = _state("open_requests", 10_000, "requests", "open requests of one gateway process", "503")
+QUEUE_WAIT_SECONDS = _state("queue_wait", 600, "s", "a request in the queue", "504, ended `expired`")
+REQUEST_SECONDS = _state("request_seconds", 1_800, "s", "from a request's last byte to its answer's", "504")
 BACKGROUND_WAIT_SECONDS = _state("background_wait", 86_400, "s", "a background request in the queue", "ended `expired`")
 BACKGROUND_KEPT_SECONDS = _state(
     "background_kept", 86_400, "s", "answer and events of a background request, from its end on", "410, and facts only"
 )
+REALTIME_KEY_SECONDS = _state("realtime_key", 10, "s", "a WebSocket until its API key", "close 4408")
 REALTIME_FRAME_BYTES_MAX = _state(
     "realtime_frame", 1_048_576, "bytes", "one WebSocket message", "close 4413; from twice as many on 1009"
+)
+REALTIME_FRAGMENTS_MAX = _state(
+    "realtime_fragments", 4_096, "fragments", "pieces of one WebSocket message", "close 1009"
 )
 REALTIME_BYTES_MAX = _state("realtime_bytes", 4_194_304, "bytes", "text of one WebSocket's items", "error event")
 REALTIME_IDLE_SECONDS = _state(
     "realtime_idle", 900, "s", "a WebSocket whose client says nothing while no response runs", "close 4408"
 )
 REALTIME_RESPONSES_MAX = _state("realtime_responses", 4, "responses", "open responses of one WebSocket", "error event")
+REALTIME_REFUSALS_MAX = _state("realtime_refusals", 16, "responses", "responses asked for beyond that", "close 4429")
 REALTIME_ITEMS_MAX = _state("realtime_items", 512, "items", "conversation items of one WebSocket", "error event")
 MODERATION_INPUTS_MAX = _state("input", 256, "items", "texts of one moderation")
 REQUEST_ID_MAX = _state("request_id", 64, "characters", "a request id in a path", "404")
 QUERY_BYTES_MAX = _state("query", 4_096, "bytes", "the query string of a URL", "400")
 QUERY_VALUES_MAX = _state("query_values", 100, "items", "values of one list in a query string")
+USAGE_DAYS_MAX = _state("start_time, end_time", usage.RANGE_MAX_MS // 86_400_000, "days", "one question about usage")
+USAGE_MINUTES_MAX = _state("limit (1m)", usage.WIDTHS["1m"].maximum, "buckets", "minutes of one page of usage")
+USAGE_HOURS_MAX = _state("limit (1h)", usage.WIDTHS["1h"].maximum, "buckets", "hours of one page of usage")
+USAGE_PAGE_DAYS_MAX = _state("limit (1d)", usage.WIDTHS["1d"].maximum, "buckets", "days of one page of usage")
+COST_DAYS_MAX = _state("limit (costs)", 180, "buckets", f"days of costs; a page holds {USAGE_PAGE_DAYS_MAX} at most")
 
 
 def stated_limits() -> tuple[StatedLimit, ...]:

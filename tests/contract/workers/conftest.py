@@ -14,6 +14,9 @@ import pytest
 import pytest_asyncio
 
 from contracts.jobs import Endpoint
+from controlplane.env import ROOT
+from controlplane.local.model import cached_directory
+from infra.setup.bootstrap import engine_environment
 from stores.system import SystemClock
 from workers.engines.base import FULL, EngineChunk, EngineRequest, EngineStats
 from workers.engines.child import ChildPaths, EngineChild
@@ -22,15 +25,14 @@ from workers.engines.settings import EngineSettings
 from workers.engines.simulated.toy import write_toy_model
 from workers.engines.vllm import ChildCommand, simulated_command, vllm_command
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
-
 
 def real_engine() -> tuple[Path, Path] | None:
-    """Python of the engine environment and the converted model; None when one of them is not there."""
-    pythons = [Path(os.environ["WEIR_ENGINE_PYTHON"])] if "WEIR_ENGINE_PYTHON" in os.environ else []
-    pythons += sorted(CACHE.glob("engine-*/bin/python"))
-    models = sorted(path.parent for path in (CACHE / "models").glob("*/model.safetensors"))
-    return (pythons[0], models[-1]) if pythons and models else None
+    """Python of the engine environment of this lock and the converted model; None when one of them is not whole."""
+    named, made = os.environ.get("WEIR_ENGINE_PYTHON"), engine_environment()
+    python = Path(named) if named else made.python
+    model = cached_directory(root=ROOT)
+    is_whole = (named or made.is_made()) and (model / "model.safetensors").exists()
+    return (python, model) if is_whole else None
 
 
 @dataclass

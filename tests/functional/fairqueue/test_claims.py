@@ -130,24 +130,28 @@ class TestBounds:
 
     async def test_of_a_tenant_leave_room_for_others(self, pool) -> None:
         await pool.enqueue("a1", queued_max=1)
-        with pytest.raises(QueueFull, match="tenant has as many"):
+        with pytest.raises(
+            QueueFull, match="of the organization for this model reached: limit 1, waiting 1, requested 1; only"
+        ):
             await pool.enqueue("a2", queued_max=1)
         assert (await pool.enqueue("b1", tenant_id="basic", queued_max=1)).already is False
 
     async def test_of_zero_block(self, pool) -> None:
-        with pytest.raises(QueueFull, match="may not queue") as caught:
+        with pytest.raises(
+            QueueFull, match="limit on waiting requests of the organization is 0; only an operator"
+        ) as caught:
             await pool.enqueue("a1", queued_max=0)
         assert caught.value.retry_after_ms is None
 
     async def test_of_the_pool_hold_in_count(self, pool) -> None:
         for number in range(3):
             await pool.enqueue(f"a{number}")
-        with pytest.raises(QueueFull, match="queue of this model is full"):
+        with pytest.raises(QueueFull, match="is full: limit 3 for all customers together, requested 1; no setting"):
             await pool.enqueue("a4")
         assert (await pool.queue.depths()).waiting == 3
 
     async def test_of_the_pool_hold_in_bytes(self, pool) -> None:
-        with pytest.raises(QueueFull, match="no room for a request of this size"):
+        with pytest.raises(QueueFull, match="for so many bytes: limit 4000 for all customers together, requested 4"):
             await pool.enqueue("a1", body=b"x" * 4_000)
         assert (await pool.queue.depths()).waiting_bytes == 0
 

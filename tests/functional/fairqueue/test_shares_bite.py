@@ -13,6 +13,7 @@ from contracts.errors import QueueFull
 from contracts.jobs import Claim, ServiceClass
 from fairqueue.messages import Wait
 from fairqueue.policy import WARM_MAX, QueueBounds
+from fairqueue.replies import full_text
 from tests.functional.fairqueue.conftest import Pool
 from tests.functional.fairqueue.rules import Rule
 
@@ -97,19 +98,20 @@ async def _batch_claims_or_waits(pool: Pool, looks: int) -> int:
 
 async def tokens_of_a_tenant_are_bounded(pool: Pool) -> bool:
     await pool.enqueue("r1", prompt_tokens=50_000)
-    return await _refusal(pool, "r2", prompt_tokens=10_000) == "This tenant has as many tokens waiting as it may have."
+    said = await _refusal(pool, "r2", prompt_tokens=10_000)
+    return said == full_text("tenant_tokens", limit=60_000, used=50_020, asked=10_020)
 
 
 async def bytes_of_a_tenant_are_bounded(pool: Pool) -> bool:
     await pool.enqueue("r1", body=b"x" * 40_000)
-    said = await _refusal(pool, "r2", body=b"x" * 40_000)
-    return said == "This tenant has as many bytes of requests waiting as it may have."
+    said, size = await _refusal(pool, "r2", body=b"x" * 40_000), (await pool.queue.depths()).waiting_bytes
+    return said == full_text("tenant_bytes", limit=50_000, used=size, asked=size)
 
 
 async def tokens_of_the_pool_are_bounded(pool: Pool) -> bool:
     await pool.enqueue("r1", prompt_tokens=50_000)
     said = await _refusal(pool, "r2", prompt_tokens=50_000, tenant_id="other")
-    return said == "The queue of this model has no room for a request of so many tokens."
+    return said == full_text("tokens", limit=100_000, used=50_020, asked=50_020)
 
 
 async def what_runs_does_not_count_as_waiting(pool: Pool) -> bool:

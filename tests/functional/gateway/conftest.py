@@ -67,7 +67,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
 @pytest.fixture
 def settings() -> GatewaySettings:
     """A stream's head comes at once, so that a test sees a request wait; `TestHead` is about the time it is held."""
-    return GatewaySettings(worker_probe_seconds=0.0, head_hold_seconds=0.0, cors_origins=("https://console.example",))
+    return GatewaySettings(worker_probe_seconds=0.0, head_hold_seconds=0.0, origins=("https://console.example",))
 
 
 @pytest.fixture

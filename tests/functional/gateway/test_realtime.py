@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,15 @@ from websockets.typing import Subprotocol
 
 from contracts.outcomes import Outcome
 from contracts.tenancy import Limit, Metric, Scope
+from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Abort, AbortReason
+from gateway.admission import Admission
 from gateway.services import GatewaySettings
+from gateway.stream.mailbox import Mailbox
 from gateway.surface import limits
+from stores.subscription import Subscriber
 from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
-from tests.functional.gateway.conftest import Gateway
+from tests.functional.gateway.conftest import Gateway, serving
 
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 EVERY: dict[str, int] = {"older_than_ms": 0, "limit": 100}
@@ -320,6 +324,16 @@ class TestCloseCodes:
                 await connection.send(" " * (2 * limits.REALTIME_FRAME_BYTES_MAX + 1))
             assert await close_code(connection) == 1009
 
+    @pytest.mark.parametrize("piece", [b"", b" "])
+    async def test_t24_a_message_in_too_many_pieces(self, gateway: Gateway, piece: bytes) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            most = limits.REALTIME_FRAGMENTS_MAX
+            await pieces(connection, b'{"type":', piece, most - 2, b'"session.update","session":{}}')
+            assert (await event(connection))["type"] == "session.updated"
+            await pieces(connection, b'{"type":', piece, most - 1, b'"session.update","session":{}}')
+            assert await close_code(connection) == 1009
+
     async def test_a_frame_that_is_none(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
         async with socket(gateway, key=gateway.key) as connection:
             connection.transport.write(b"\xf3\x80\x00\x00\x00\x00")  # reserved bits and an unknown opcode
@@ -332,9 +346,36 @@ class TestCloseCodes:
                 await say(connection, type="response.create", response={"input": [ITEM]})
             assert await close_code(connection) == 4429
 
+    async def test_a_mistake_of_our_own(self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("what nobody outside shall read")
+
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            await event(connection)
+            monkeypatch.setattr(Admission, "admit", broken)
+            await say(connection, type="response.create", response={"input": [ITEM]}, event_id="mine")
+            told = await event(connection)
+            assert (told["type"], told["error"]["code"]) == ("error", "internal_error")
+            assert told["error"]["event_id"] == "mine"
+            assert "shall read" not in str(told)
+            assert await close_code(connection) == 4500
+
+    async def test_a_server_that_restarts(self, gateway: Gateway, valkey_url: str) -> None:
+        mailbox = Mailbox(channel=mailbox_channel("gw-old"), listen=Subscriber(valkey_url).listen)
+        services = replace(gateway.services, gateway_id="gw-old", mailbox=mailbox)
+        async with AsyncExitStack() as client:
+            async with serving(services) as url:
+                connection = await client.enter_async_context(socket(replace(gateway, url=url), key=gateway.key))
+                assert (await event(connection))["type"] == "session.created"
+            assert await close_code(connection) == 1012
+
     async def test_t25_a_browser_of_another_origin(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key, origin="https://evil.example") as connection:
             assert await close_code(connection) == 4403
+
+    async def test_a_browser_of_an_origin_that_is_let_in_is_answered(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key, origin="https://console.example") as connection:
+            assert (await event(connection))["type"] == "session.created"
 
 
 class TestMuteClient:
@@ -415,6 +456,15 @@ class TestSlowReader:
                 AbortReason.CANCELLED
             ]
             connection.transport.abort()
+
+
+async def pieces(connection: ClientConnection, first: bytes, piece: bytes, count: int, last: bytes) -> None:
+    """One text message in `count` + 2 frames, each masked by zeros."""
+
+    def frame(head: int, data: bytes) -> bytes:
+        return bytes([head, 0x80 | len(data)]) + bytes(4) + data
+
+    connection.transport.write(frame(0x01, first) + frame(0x00, piece) * count + frame(0x80, last))
 
 
 async def say(connection: ClientConnection, **fields: Any) -> None:

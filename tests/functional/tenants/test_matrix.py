@@ -67,6 +67,9 @@ def places() -> list[Place]:
 PLACES = places()
 ONE = [place for place in PLACES if "<uuid:pk>" in place.path]
 MANY = [place for place in PLACES if "<uuid:pk>" not in place.path and "list" in place.actions.values()]
+APART = [place for place in PLACES if place not in ONE and place not in MANY]
+OPERATORS = {"finance/usage", "finance/wasted", "finance/movers", "finance/receivables"}  # the platform's own books
+NOBODYS = {"webhooks/events", "capacity"}  # a list that is the same for all, and a calculation
 
 
 def rows_of(model: type[Model], tenant: Tenant) -> list[Model]:
@@ -143,6 +146,11 @@ class TestTable:
         shown = {place.model for place in PLACES}
         assert shown >= {Tenant, Project, ApiKey, Member, LimitSetting, AuditEntry, Endpoint}
         assert [place.path for place in PLACES if not issubclass(place.view, Route)] == []
+
+    def test_has_every_route_in_a_class(self) -> None:
+        """Rows and lists of rows are tried with another tenant's; what has none is named, or nobody tries it."""
+        assert {place.path for place in APART} == OPERATORS | NOBODYS
+        assert not OPERATORS & NOBODYS
 
     def test_every_action_names_what_it_needs(self) -> None:
         missing = [
@@ -268,15 +276,37 @@ class TestForeignIdInABody:
         assert place.model._default_manager.count() == before
 
 
+class TestOutsideOfTenants:
+    """Routes that show no tenant's rows, and callers that are nobody's."""
+
+    def test_t01_the_platforms_own_books_are_closed_to_every_tenant(
+        self, asker: Api, estate: tuple[Customer, Customer]
+    ) -> None:
+        _, mallory = estate
+        for place, query in itertools.product(APART, ("", f"?tenant={mallory.tenant.id}")):
+            for method in place.actions:
+                status, answer = asker(method, place.path + query, {} if method != "get" else None)
+                assert (status == 403) is (place.path in OPERATORS), (place.path, method)
+                assert str(mallory.tenant.id) not in texts(answer)
+
+    def test_nothing_is_answered_without_a_key(self, wired: Redis) -> None:
+        nobody = Api()
+        for place in PLACES:
+            path = place.path.replace("<uuid:pk>", "0198a000-0000-7000-8000-0000000000ff")
+            for method in place.actions:
+                status, answer = nobody(method, path, {} if method != "get" else None)
+                assert (status, answer["error"]["type"]) == (401, "authentication_error"), (place.path, method)
+
+
 class TestRoles:
     """Who may do what in a tenant: the table of `tenants.roles`, by each route."""
 
-    @pytest.mark.parametrize("role", ["viewer", "billing", "developer", "admin"])
+    @pytest.mark.parametrize("role", ["viewer", "billing", "developer", "admin", "owner"])
     def test_a_role_without_the_need_is_refused_and_changes_nothing(
         self, role: str, estate: tuple[Customer, Customer]
     ) -> None:
         acme, _ = estate
-        api = member(acme, role)
+        api = member(acme, role, f"a-{role}")
         for place in PLACES:
             for method, action in place.actions.items():
                 if place.model is ServedModel:  # a calculation, of nobody's rows

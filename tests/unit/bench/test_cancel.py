@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from infra.bench.cancel import Comparison, NotFreed, Plan, measures, run, verdict_rows
+from infra.bench.cancel import Comparison, NotFreed, Plan, measures, run, too_slow
 from infra.bench.load import Target
 
 GAUGE = "vllm:num_requests_running"
@@ -67,11 +67,13 @@ class TestRun:
 
 
 class TestMeasures:
-    def test_put_the_engine_s_own_beside_each_and_say_whether_the_aim_is_met(self) -> None:
+    def test_put_the_engine_s_own_beside_each_and_say_when_a_promise_is_broken(self) -> None:
         found = Comparison(Plan(), direct=[10.0, 20.0, 40.0], weir=[15.0, 30.0, 1_200.0])
         lines = measures(found, engine="vllm")
         assert [(line.metric, line.value, line.peer_value) for line in lines[::2]] == [
             ("freed_p50_ms", 30.0, 20.0),
             ("freed_max_ms", 1_200.0, 40.0),
         ]
-        assert verdict_rows(lines) == [("slowest of all", "1200 ms, aim 1000: missed")]
+        assert too_slow(lines) == "a client that had gone was worked for 1200 ms: over 1000"
+        found.weir[-1] = 1_000.0
+        assert too_slow(measures(found, engine="vllm")) == ""

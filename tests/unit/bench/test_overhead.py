@@ -1,12 +1,16 @@
 """The arithmetic of bench `overhead`, on answers with known times."""
 
+from typing import Any
+
 import pytest
 
+from infra.bench import overhead, registry
 from infra.bench.engine_metrics import Occupancy, read_metrics
 from infra.bench.load import Answer, Target, failed
 from infra.bench.overhead import Comparison, Plan, Side, measures, verdict_rows
 from infra.bench.prompts import make_prompt
 from infra.bench.record import Load
+from infra.bench.registry import BenchFailed, Options, run_overhead
 
 
 def answer(*, ttft: float, gap: float = 0.05, text: str = "abc", tokens: int = 3) -> Answer:
@@ -71,6 +75,70 @@ class TestMeasures:
         assert rows["added_ttft_p50_ms guard=none"].endswith("met")
         assert rows["throughput guard=policy"].endswith("missed")
         assert rows["throughput guard=none"].endswith("met")
+
+
+class Platform:
+    """Where its sides listen, and what its models are called; nothing runs."""
+
+    def platform_target(self, *, model: str) -> Target:
+        return Target(name="weir", model=model)
+
+    def unguarded_target(self, *, model: str) -> Target:
+        return Target(name="bare", model=model)
+
+    def engine_target(self, *, model: str) -> Target:
+        return Target(name="engine", model=model)
+
+
+class TestTheRunner:
+    """`registry.run_overhead` around a run whose answers are known."""
+
+    @pytest.fixture
+    def ran(self, monkeypatch: pytest.MonkeyPatch, found: Comparison) -> list[dict[str, Any]]:
+        """With what `overhead.run` was called."""
+        ran: list[dict[str, Any]] = []
+
+        async def get_json(target: Target, path: str) -> dict[str, Any]:
+            model = "inner" if target.name == "engine" else "outer"
+            return {"data": [{"id": model}]} if path == "/v1/models" else {"id": model, "weights": {"dtype": "bf16"}}
+
+        async def run(**given: Any) -> Comparison:
+            ran.append(given)
+            return found
+
+        monkeypatch.setattr(registry, "get_json", get_json)
+        monkeypatch.setattr(overhead, "run", run)
+        return ran
+
+    async def run(self) -> registry.Finished:
+        """`--requests 5`; the other sizes are the bench's own."""
+        options = Options(engine="simulated", requests=5, concurrency=None, max_tokens=None, prompt_words=None)
+        return await run_overhead(Platform(), options, lambda _: lambda _: None)  # type: ignore[arg-type]
+
+    async def test_gives_no_number_where_one_request_failed(self, ran: list[Any], found: Comparison) -> None:
+        found.bare.alone[-1] = failed("status 503: busy", status=503)
+        with pytest.raises(BenchFailed, match=r"^1 requests failed, the first: bare: status 503: busy$"):
+            await self.run()
+        assert len(ran) == 1
+
+    async def test_records_what_was_measured_on_what(self, ran: list[Any], found: Comparison) -> None:
+        finished = await self.run()
+        assert list(finished.record) == [
+            "machine", "model", "engine", "engine, one at a time", "engine, all rounds", "weir, one at a time",
+            "weir, all rounds", "bare, one at a time", "bare, all rounds", "aims",
+        ]  # fmt: skip
+        assert all(finished.record.values())
+        assert ("weights.dtype", "bf16") in finished.record["model"]
+        assert finished.measures == measures(found, engine="simulated")
+        assert finished.wrong == ""
+
+    async def test_asks_each_side_for_its_own_model_with_the_plan_asked_for(self, ran: list[dict[str, Any]]) -> None:
+        await self.run()
+        sides = {name: ran[0][name] for name in ("direct", "weir", "bare")}
+        assert {name: (side.name, side.model) for name, side in sides.items()} == {
+            "direct": ("engine", "inner"), "weir": ("weir", "outer"), "bare": ("bare", "outer"),
+        }  # fmt: skip
+        assert ran[0]["plan"] == Plan(requests=5)
 
 
 class TestLoad:

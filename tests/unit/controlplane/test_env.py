@@ -1,5 +1,6 @@
 """The environment: only its own names are read, and every URL has its stated default."""
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,10 @@ from kombu.connection import Connection
 from pydantic import ValidationError
 
 from controlplane.env import ROOT, Environment, environment
+from controlplane.local.doctor import examine_here
+from controlplane.local.paths import Layout
+from controlplane.local.plan import read_settings
+from controlplane.wiring import gateway_services
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,42 @@ class TestEnvironment:
         monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:8888/0")
         environment.cache_clear()
         assert environment().redis == "redis://127.0.0.1:8888/0"
+
+    def test_reads_the_clone_s_dotenv_above_that_and_below_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        monkeypatch.setattr("controlplane.env.ROOT", tmp_path)
+        monkeypatch.setattr(Layout, "of_clone", lambda: Layout(root=tmp_path, state=home))
+        monkeypatch.setenv("WEIR_HOME", str(home))
+        (home / "env").write_text("REDIS_URL=redis://127.0.0.1:9/0\nS3_URL=http://a:b@127.0.0.1:9/from-up\n")
+        (tmp_path / ".env").write_text("REDIS_URL=redis://127.0.0.1:10/0\n")
+        assert [environment().redis, self.examined(), read_settings(layout=Layout.of_clone())["REDIS_URL"]] == [
+            "redis://127.0.0.1:10/0"
+        ] * 3
+        monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:11/0")
+        environment.cache_clear()
+        assert [environment().redis, self.examined(), read_settings(layout=Layout.of_clone())["REDIS_URL"]] == [
+            "redis://127.0.0.1:11/0"
+        ] * 3
+
+    def examined(self) -> str:
+        """The address at which `doctor` looked for Redis."""
+        (found,) = [finding for finding in asyncio.run(examine_here()) if finding.name == "Redis"]
+        return found.detail.partition(": ")[0]
+
+    @pytest.mark.parametrize(
+        ("given", "origins"),
+        [("", ()), ("*", ("*",)), ("https://a.example, https://b.example", ("https://a.example", "https://b.example"))],
+    )
+    def test_takes_browsers_origins_as_a_list(
+        self, monkeypatch: pytest.MonkeyPatch, given: str, origins: tuple[str, ...]
+    ) -> None:
+        monkeypatch.setenv("WEIR_ORIGINS", given)
+        monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
+        environment.cache_clear()
+        assert gateway_services().settings.origins == origins
 
     def test_refuses_a_short_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WEIR_SECRET", "short")

@@ -14,6 +14,13 @@ from gateway.tokenizer import PromptTokenizer
 from tests.functional.gateway.cast import CONTEXT
 from tests.unit.gateway.toy import write_model
 
+OF_KEY = "the limit on max_tokens per request of the API key"
+BY_CUSTOMERS = "it is raised at /api/v1/limits of the management API, or by an operator under Limits in the console"
+BY_OPERATORS = (
+    "only an operator raises it, as `max_tokens_cap` at /api/v1/plans of the management API, or under Plans in the "
+    "console"
+)
+
 
 def asked(**fields: Any) -> Asked:
     document = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
@@ -62,8 +69,25 @@ class TestOutputTokens:
             for model, tokens in asks
         ]
         assert granted == [20, 50, 50]
-        with pytest.raises(InvalidRequest, match="at most 20 by the limit of the API key"):
-            output_tokens(asked(max_tokens=21), context, model="m", context_tokens=100, prompt_tokens=10)
+
+    @pytest.mark.parametrize(
+        ("by_plan", "by_key", "max_tokens", "said"),
+        [
+            (None, 20, 21, f"max_tokens: 21 asked for, and {OF_KEY} is 20; {BY_CUSTOMERS}"),
+            (20, 20, 21, f"max_tokens: 21 asked for, and {OF_KEY} is 20; {BY_CUSTOMERS}"),
+            (5, 20, 6, f"max_tokens: 6 asked for, and the plan of the organization allows 5; {BY_OPERATORS}"),
+            (5, None, 6, f"max_tokens: 6 asked for, and the plan of the organization allows 5; {BY_OPERATORS}"),
+            (0, None, None, f"max_tokens: the plan of the organization allows 0; {BY_OPERATORS}"),
+        ],
+    )
+    def test_says_whose_cap_is_passed_and_where_it_is_raised(
+        self, by_plan: int | None, by_key: int | None, max_tokens: int | None, said: str
+    ) -> None:
+        limit = Limit(scope=Scope.KEY, metric=Metric.MAX_TOKENS_PER_REQUEST, cap=by_key or 0)
+        context = replace(CONTEXT, max_tokens_cap=by_plan, limits=(limit,) if by_key else ())
+        with pytest.raises(InvalidRequest) as caught:
+            output_tokens(asked(max_tokens=max_tokens), context, model="m", context_tokens=100, prompt_tokens=10)
+        assert str(caught.value) == said
 
     def test_a_limit_of_zero_blocks_and_promises_no_waiting(self) -> None:
         context = replace(CONTEXT, limits=(Limit(scope=Scope.PROJECT, metric=Metric.MAX_TOKENS_PER_REQUEST, cap=0),))

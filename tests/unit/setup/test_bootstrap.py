@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +158,32 @@ class TestStamp:
         assert made.is_made()
         lock.write_text("a==2")
         assert not made.is_made()
+
+
+class TestProgress:
+    @pytest.mark.parametrize(
+        ("size", "said"), [(12_400_000, "12 MB"), (100_000_001, "0.1 GB"), (4_260_000_000, "4.3 GB"), (0, "0 MB")]
+    )
+    def test_says_what_is_done_and_then_its_size_and_time(
+        self, size: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seconds = iter((1_000.0, 1_083.4))
+        monkeypatch.setattr(bootstrap, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        with bootstrap._step("control plane: 7 packages") as done:
+            assert capsys.readouterr().err == "  … control plane: 7 packages\n"
+            done(size)
+        captured = capsys.readouterr()
+        assert captured.err == f"  ✓ control plane: 7 packages, {said}, 83 s\n"
+        assert captured.out == ""  # there --print-python writes
+
+    def test_is_said_of_an_environment_that_is_made(self, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+        machine.says()
+        bootstrap.ensure(machine.environment)
+        began, ended = capsys.readouterr().err.splitlines()
+        assert began == "  … control plane: 1 packages"
+        assert re.fullmatch(r"  ✓ control plane: 1 packages, \d+ MB, \d+ s", ended)
+        bootstrap.ensure(machine.environment)
+        assert capsys.readouterr().err == ""  # nothing is done
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,13 @@ class TestModelCard:
         assert len(made.tokenizer_sha256) == 64
         assert made.weights_sha256 == ""
 
+    def test_names_the_type_that_the_engine_was_told_to_compute_in(self, tmp_path):
+        facts = replace(FACTS, dtype="float16")
+        made = read_card(
+            folder=write_toy_model(tmp_path), model="t", pool="t", engine="vllm", facts=facts, created_at_ms=7
+        )
+        assert (made.dtype, made.kv_cache_dtype) == ("float16", "float16")
+
     def test_names_the_cache_type_that_the_engine_chose_by_itself(self, tmp_path):
         assert card(write_toy_model(tmp_path)).kv_cache_dtype == "bfloat16"
 

@@ -41,10 +41,9 @@ class Command(BaseCommand):
 
 async def _run(tenants: list[tuple[str, str]], *, check: bool) -> list[Findings]:
     async with open_auditor() as auditor:
-        return [
-            await (auditor.check(tenant_id=each) if check else auditor.rebuild(tenant_id=each, timezone=zone))
-            for each, zone in tenants
-        ]
+        if check:
+            return [await auditor.check(tenant_id=each, renew=False) for each, _ in tenants]
+        return [await auditor.rebuild(tenant_id=each, timezone=zone) for each, zone in tenants]
 
 
 def _line(found: Findings) -> str:
