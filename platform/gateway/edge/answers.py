@@ -20,7 +20,7 @@ from gateway.services import GatewaySettings
 from gateway.stream import assemble, sse
 from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
-from gateway.stream.relay import ClientLost, Relay
+from gateway.stream.relay import ClientLost, Cut, Relay
 from gateway.surface.errors import Headers, InternalError, error_object, failure_of
 
 log = logging.getLogger("weir.gateway.answers")
@@ -53,14 +53,17 @@ async def send_stream(exchange: Exchange, answer: Answer, *, settings: GatewaySe
         await release(answer)
         return
     except Exception as error:
+        cut = error.final if isinstance(error, Cut) else None
         if not exchange.started:
             await release(answer)
+            exchange.beside = _billed(cut)
             raise
         if not isinstance(error, WeirError):
             log.exception("request %s: its stream failed", answer.ticket.request_id)
             error = InternalError()
-        # Its bill is not known yet: the request's id finds it.
-        last_words = sse.data(error_object(error) | {"weir": {"request_id": answer.ticket.request_id}})
+        # Where its bill is not known yet, the request's id finds it.
+        beside = {"weir": {"request_id": answer.ticket.request_id}} if cut is None else assemble.bill(cut)
+        last_words = sse.data(error_object(error) | beside)
     await release(answer)
     with suppress(SlowReader, OSError, TimeoutError):
         async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -111,8 +114,9 @@ async def send_whole(exchange: Exchange, answer: Answer, *, settings: GatewaySet
     except (ClientLost, OSError):
         await release(answer)
         return
-    except Exception:
+    except Exception as error:
         await release(answer)
+        exchange.beside = _billed(error.final if isinstance(error, Cut) else None)
         raise
     final = _required(relay.final)
     failure = failure_of(final)
@@ -158,9 +162,9 @@ def ending(ticket: Ticket, final: Final) -> bytes:
     return sse.data(chunk) + sse.DONE
 
 
-def _billed(final: Final) -> dict[str, Any]:
+def _billed(final: Final | None) -> dict[str, Any]:
     """For an error answer without a body of its own: the bill, where there is one."""
-    return assemble.bill(final) if final.counts.total or final.cost_nano else {}
+    return assemble.bill(final) if final is not None and (final.counts.total or final.cost_nano) else {}
 
 
 def _required(final: Final | None) -> Final:

@@ -245,5 +245,5 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _bye(self, code: int, reason: str) -> None:
         if not self._events.closed:
             self._events.closed = True
-            with suppress(OSError):  # it closed first
+            with suppress(OSError, RuntimeError):  # it closed first
                 await self.close(code=code, reason=reason)

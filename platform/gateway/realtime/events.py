@@ -53,8 +53,13 @@ class Events:
             except TimeoutError as error:
                 self.closed = True
                 raise SlowReader("the client does not read its events") from error
-            except (OSError, RuntimeError) as error:  # RuntimeError: how ASGI servers refuse to send after a close
-                if isinstance(error, RuntimeError) and not self.closed:
+            except (OSError, RuntimeError) as error:
+                # RuntimeError: how ASGI servers refuse to send after a close, also after one that the client began.
+                if (
+                    isinstance(error, RuntimeError)
+                    and not self.closed
+                    and "after sending 'websocket.close'" not in str(error)
+                ):
                     raise
                 self.closed = True
                 raise ClientLost from error

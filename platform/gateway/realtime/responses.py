@@ -23,7 +23,7 @@ from gateway.services import GatewayServices
 from gateway.stream import assemble
 from gateway.stream.answer import Answer, release
 from gateway.stream.mailbox import Inbox
-from gateway.stream.relay import ClientLost
+from gateway.stream.relay import ClientLost, Cut
 from gateway.surface import limits
 from gateway.surface.errors import error_object, failure_of, rate_limits
 from gateway.surface.fields import wrong
@@ -99,13 +99,16 @@ class Responses:
         running.task.add_done_callback(lambda _: self._running.pop(request_id, None))
 
     def cancel(self, response_id: Any) -> None:
-        """Stops one response, or the only one. Its `response.done` says cancelled. Raises InvalidRequest."""
+        """Stops one response, or without an id all; each `response.done` says cancelled. Raises InvalidRequest."""
         if response_id is not None and not isinstance(response_id, str):
             raise wrong("response_id", "must be a string", code="invalid_type")
         wanted = list(self._running) if response_id is None else [response_id.removeprefix("resp_")]
-        if len(wanted) != 1 or wanted[0] not in self._running:
+        if not wanted:
+            raise InvalidRequest("no response runs", param="response_id", code="not_found")
+        if wanted[0] not in self._running:
             raise InvalidRequest("response_id: names no running response", param="response_id", code="not_found")
-        self._running[wanted[0]].stop()
+        for request_id in wanted:
+            self._running[request_id].stop()
 
     async def stop_all(self) -> None:
         """Nobody reads these responses any more. What takes too long is cancelled as a task."""
@@ -144,7 +147,7 @@ class Responses:
             failure = Cancelled("the response was cancelled")
         except WeirError as error:
             await release(answer)
-            failure = error
+            final, failure = error.final if isinstance(error, Cut) else None, error
         except BaseException:
             await release(answer)
             raise
@@ -239,5 +242,7 @@ def _ended(
 def _status(final: Final | None, failure: WeirError | None) -> str:
     if final is not None and failure is None:
         return "incomplete" if final.finish_reason in ("length", "content_filter") else "completed"
+    if isinstance(failure, Revoked):
+        return "failed"
     cancelled = isinstance(failure, Cancelled) or (final is not None and final.outcome is Outcome.CANCELLED)
     return "cancelled" if cancelled else "failed"

@@ -8,6 +8,7 @@ doubled or reordered; frames that do not continue what this reader was given (a 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -25,12 +26,21 @@ LOOK_BEATS = 3
 LOG_READ_SECONDS = 6.0
 LOG_AWAY_SECONDS = 15.0  # a store that restarts on its append-only file is back before that
 LOG_AGAIN_SECONDS = 0.2
+CUT_END_SECONDS = 0.45  # with `revocation.CUT_SECONDS` within the second that a cut may take
 
 
 class StreamDiverged(WorkerLost):
     """The log does not continue what was sent: output was lost in a failover."""
 
     code = "stream_diverged"
+
+
+class Cut(Revoked):
+    """The key was revoked while the request ran. `final`: its end and its bill, where the pool told it in time."""
+
+    def __init__(self, final: Final | None) -> None:
+        super().__init__("this API key was revoked, or its organization suspended, while the request ran")
+        self.final = final
 
 
 class ClientLost(Exception):
@@ -70,7 +80,7 @@ class Relay:
 
         `from_log` reads what the log holds first (a resume or a repeated request). A reader that is slower than its
         answer loses nothing: the log is its buffer, and is read no faster than batches are taken. Raises
-        StreamDiverged, ClientLost, WorkerLost, Revoked.
+        StreamDiverged, ClientLost, WorkerLost, Cut.
         """
         self._behind = from_log
         silent_seconds, beat = 0.0, beat_seconds if first_beat_seconds is None else first_beat_seconds
@@ -85,6 +95,8 @@ class Relay:
             patience = min(beat, SLOW_LOOK_SECONDS) if self._slow else beat
             sent = self._sent
             entry = await self._inbox.get(seconds=patience)
+            if entry is Signal.REVOKED:
+                raise Cut(await self._end_of_the_cut())
             fresh = self._take(entry)
             silent_seconds = 0.0 if self._sent > sent else silent_seconds + patience
             if fresh is not None or (entry is None and silent_seconds >= beat):
@@ -99,8 +111,6 @@ class Relay:
             self._behind = self._slow or self._silent % LOOK_BEATS == 0
         elif entry is Signal.GONE:
             raise ClientLost
-        elif entry is Signal.REVOKED:
-            raise Revoked("this API key was revoked, or its organization suspended, while the request ran")
         elif entry is Signal.OVERFLOW:
             self._slow = self._behind = True
         elif isinstance(entry, Released) and self._continues(entry):
@@ -111,6 +121,15 @@ class Relay:
             self.epoch, self.final = entry.epoch, entry.final
         else:  # a gap, a resync, an end past what was seen, or a writer that may not continue what was sent
             self._behind = True
+        return None
+
+    async def _end_of_the_cut(self) -> Final | None:
+        """The end of a request that was cancelled for its key; what still comes of its text is given to nobody."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CUT_END_SECONDS):
+                while not isinstance(entry := await self._inbox.get(seconds=CUT_END_SECONDS), Ended):
+                    pass
+                return entry.final
         return None
 
     def _continues(self, entry: Released) -> bool:

@@ -252,6 +252,30 @@ class TestRealtime:
         assert (refusal["type"], refusal["error"]["code"], refusal["error"]["param"]) == ("error", code, param)
 
 
+class TestCancel:
+    async def test_without_an_id_ends_all_that_run(self, gateway: Gateway) -> None:
+        """Also where it comes before any of them was admitted."""
+        async with socket(gateway, key=gateway.key, query=f"?model={MODEL}") as connection:
+            for kind in ("response.create", "response.create", "response.cancel"):
+                await say(
+                    connection, type=kind, **({"response": {"input": [ITEM]}} if kind == "response.create" else {})
+                )
+            ended: list[str] = []
+            while len(ended) < 2:
+                seen = await event(connection)
+                assert seen["type"] != "error", seen
+                if seen["type"] == "response.done":
+                    ended.append(seen["response"]["status"])
+        assert ended == ["cancelled", "cancelled"]
+
+    async def test_of_nothing_is_an_error(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, type="response.cancel")
+            error = (await event(connection))["error"]
+        assert (error["code"], error["param"], error["message"]) == ("not_found", "response_id", "no response runs")
+
+
 class TestCloseCodes:
     @pytest.mark.parametrize(
         ("message", "code"),

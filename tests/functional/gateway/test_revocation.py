@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from contracts.outcomes import Outcome
 from contracts.wire import encode
 from fairqueue.messages import AbortReason
+from gateway.stream import relay
 from tenants.limits.keys import REVOKED_CHANNEL
 from tenants.limits.revocation import Revocation
 from tests.functional.gateway.cast import CONTEXT, MODEL, PRICE, chat_frames
@@ -74,6 +76,32 @@ class TestRunning:
         hold = await gateway.services.redis.hgetall(f"w:{{t:acme}}:hold:{claim.ticket.request_id}")
         billed = claim.ticket.prompt_tokens * PRICE.input_nano + 2 * PRICE.output_nano
         assert (hold[b"st"], hold[b"cost"]) == (b"settled", str(billed).encode())
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_its_error_says_what_is_billed(
+        self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, stream: bool
+    ) -> None:
+        monkeypatch.setattr(
+            relay, "CUT_END_SECONDS", float(PATIENCE_SECONDS)
+        )  # the worker ends it, however busy we are
+        async with asyncio.TaskGroup() as tasks:
+            client = tasks.create_task(
+                gateway.http.post(
+                    PATH, json=BODY | {"stream": stream}, headers=gateway.auth(), timeout=PATIENCE_SECONDS
+                )
+            )
+            claim = await gateway.worker.claim()
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["one", "two"])[:2], first_seq=1)
+            await revoke(gateway)
+            await gateway.worker.aborted(claim)
+            await gateway.worker.end(claim, last_seq=2, outcome=Outcome.CANCELLED, finish="", error="key_revoked")
+        told = client.result()
+        last = told.content.decode().split("data: ")[-1] if stream else told.text
+        document = json.loads(last)
+        billed = claim.ticket.prompt_tokens * PRICE.input_nano + 2 * PRICE.output_nano
+        assert (told.status_code, document["error"]["code"]) == (200 if stream else 401, "key_revoked")
+        assert document["usage"]["completion_tokens"] == 2
+        assert Decimal(document["usage"]["cost"]) * 10**9 == billed
 
     async def test_a_plain_answer_becomes_401(self, gateway: Gateway) -> None:
         async with asyncio.TaskGroup() as tasks:
