@@ -55,7 +55,9 @@ budgets and limits and is under none of them: it answers no 402, and 429 only to
 back at a time nobody knows: there it is {IN_FLIGHT_RETRY_MS / 1000:g} s. A cap of 0, and more than a cap
 at once, say `x-should-retry: false`. When the limits' store does not answer, requests
 are refused with 503 within {DEADLINE_SECONDS:g} s, after {FAILURES_MAX} failures at once, and one in
-{REST_SECONDS:g} s is let through to see. When PostgreSQL is away, keys that were good within the last 15 minutes go
+{REST_SECONDS:g} s is let through to see. A store that stops between two steps of one request costs it what
+they may take together: {DEADLINE_SECONDS:g} s to see that a worker is there, {DEADLINE_SECONDS:g} s for the hold, 5 s
+for the queue and 2 s to give the hold back. When PostgreSQL is away, keys that were good within the last 15 minutes go
 on.
 """
 
