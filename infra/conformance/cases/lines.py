@@ -12,6 +12,7 @@ _LINE = "RFC 9112 3"
 _HOSTS = "RFC 9112 3.2"
 _METHODS = "RFC 9110 9.1"
 _REFUSE = "4xx, 501, 505 or closed; never taken"
+_NOT_IMPLEMENTED = frozenset({501, 505})  # of the request, not a failure of the server's own
 
 
 def _line(
@@ -27,7 +28,7 @@ def _line(
 ) -> Case:
     text = line.decode("latin-1") if isinstance(line, bytes) else line
     sent = wire(message(text, *headers, base=base, body=body, end=end))
-    return case(name, sent, check or turned_away(), must=must, source=source)
+    return case(name, sent, check or turned_away(), must=must, source=source, may_fail=_NOT_IMPLEMENTED)
 
 
 _METHOD_CASES = (

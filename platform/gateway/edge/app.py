@@ -166,6 +166,7 @@ async def _only_websocket(exchange: Exchange) -> None:
 
 async def _describe(exchange: Exchange, *, document: orjson.Fragment) -> None:
     """What these routes take and answer, for client generators and the docs page; it needs no key."""
+    exchange.require_query()
     await exchange.json(200, document, headers=[(b"cache-control", b"public, max-age=300")])
 
 

@@ -9,8 +9,13 @@ from gateway.edge.exchange import Exchange
 from gateway.surface.errors import Headers, rate_headers
 
 
-async def identified(exchange: Exchange, admission: Admission, *, model: str = "") -> Caller:
-    """The caller. `model`: the one that the path names. Raises AuthFailed, PermissionDenied, Unavailable."""
+async def identified(
+    exchange: Exchange, admission: Admission, *, model: str = "", query: frozenset[str] = frozenset()
+) -> Caller:
+    """The caller. `model`: the one that the path names; `query`: the parameters that the route reads.
+
+    Raises AuthFailed, PermissionDenied, Unavailable, and, to those who have a key, InvalidRequest for other parameters.
+    """
     caller = await admission.identify(exchange.bearer(), address=exchange.address)
 
     async def rates() -> Headers:
@@ -18,4 +23,5 @@ async def identified(exchange: Exchange, admission: Admission, *, model: str = "
         return rate_headers(requests=requests, tokens=tokens)
 
     exchange.caller, exchange.rates, exchange.model = caller.context, rates, model
+    exchange.require_query(query)
     return caller

@@ -29,6 +29,7 @@ JSON = (b"content-type", b"application/json")
 _RATES = b", ".join(
     b"x-ratelimit-%b-%b" % (what, of) for what in (b"limit", b"remaining", b"reset") for of in (b"requests", b"tokens")
 )
+_AZURES_VERSION = "api-version"  # clients set up for Azure add it to every call; it means nothing here
 EXPOSED = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, x-should-retry, server-timing, " + _RATES
 
 
@@ -103,7 +104,16 @@ class Exchange:
         values: dict[str, list[str]] = {}
         for name, value in pairs:
             values.setdefault(name.removesuffix("[]"), []).append(value)
+        values.pop(_AZURES_VERSION, None)
         return values
+
+    def require_query(self, known: frozenset[str] = frozenset()) -> None:
+        """That the query has no parameter but these: none is dropped silently. Raises InvalidRequest naming it."""
+        for name in self.query():
+            if name not in known:
+                shown = name[:64] or "query"
+                about = "is not a parameter of this path" if name else "has a parameter without a name"
+                raise InvalidRequest(f"{shown}: {about}", param=shown, code="unknown_parameter")
 
     async def json(self, status: int, document: Any, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """A whole answer."""

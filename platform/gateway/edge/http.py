@@ -17,9 +17,18 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from contracts.errors import InvalidRequest, Unavailable, WeirError
+from contracts.text import shown
 from gateway.edge.half_close import HalfClose, can_tell, unread_bytes
 from gateway.surface import limits
-from gateway.surface.errors import HeadTooLarge, ReadTimeout, error_headers, error_object, status_of
+from gateway.surface.errors import (
+    ExpectationFailed,
+    HeadTooLarge,
+    MethodUnknown,
+    ReadTimeout,
+    error_headers,
+    error_object,
+    status_of,
+)
 from stores.system import mint_request_id
 
 LINGER_SECONDS = 2.0  # a refused client may still be sending: a reset would cost it the refusal
@@ -28,8 +37,11 @@ RETRY_MS = 1_000
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 READ_FIRST_SECONDS = 0.001  # any time: the loop reads before it looks at its timers again
 UNASKED_SECONDS = 1.0
-_ONCE = (b"content-type", b"content-encoding", b"idempotency-key", b"last-event-id")  # two would be read two ways
+_ONCE = {  # two would be read two ways
+    name.lower().encode(): name for name in ("Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-ID")
+}
 _VERSIONS = ("1.0", "1.1")  # the parser takes 0.9 and 2.0 too
+_REQUEST_LINE = re.compile(rb"(?:\r?\n)*([!#$%&'*+.^_`|~0-9A-Za-z-]+) [!-~]+ HTTP/1\.[01]\r?\n")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -132,8 +144,8 @@ class HttpProtocol(HttpToolsProtocol):
                 if early:  # frames of a client that does not wait for its handshake's answer
                     cast("asyncio.Protocol", self.transport.get_protocol()).data_received(early)
                 return
-        except httptools.HttpParserError:
-            self._refuse(self._problem or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+        except httptools.HttpParserError as error:
+            self._refuse(self._problem or _unparsed(error, data))
             return
         running = self._runs()
         if running and not self._in_body:
@@ -158,6 +170,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._disarm()
         self._waiting = 0
         self._in_body = True
+        if self.parser.get_http_version() == "1.0":  # it has no 1xx, so that what it expects counts for nothing
+            self.expect_100_continue = False
         super().on_headers_complete()
         self.scope["state"]["unread"] = partial(unread_bytes, self.transport)
         self.scope["state"]["paused"] = self._is_paused
@@ -191,18 +205,12 @@ class HttpProtocol(HttpToolsProtocol):
             return InvalidRequest("a request has one Host header", param="Host", code="invalid_host")
         if hosts and not _HOST.fullmatch(hosts[0]):
             return InvalidRequest("the Host header names no host", param="Host", code="invalid_host")
-        names = [name for name, _ in self.headers]
-        twice = next((name.decode() for name in _ONCE if names.count(name) > 1), None)
-        if twice is not None:
-            return InvalidRequest(f"the header {twice} is given twice", param=twice, code="duplicate_header")
-        if self.parser.should_upgrade() and self._should_upgrade():
-            if version != "1.1" or self.parser.get_method() != b"GET":
-                return InvalidRequest(
-                    "a WebSocket is opened by GET over HTTP/1.1", param="Upgrade", code="invalid_handshake"
-                )
-        elif version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
-            return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", param="Transfer-Encoding", code="invalid_http")
-        return None
+        upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        if upgrades and (version != "1.1" or self.parser.get_method() != b"GET"):
+            return InvalidRequest(
+                "a WebSocket is opened by GET over HTTP/1.1", param="Upgrade", code="invalid_handshake"
+            )
+        return _wrong_with_headers(self.headers, version=version)
 
     def _is_paused(self) -> bool:
         """Whether a send would wait for the client to take what was written before."""
@@ -286,6 +294,30 @@ def _end_by_close(cycle: RequestResponseCycle) -> None:
         await framed(message)
 
     cycle.send = send  # type: ignore[method-assign]
+
+
+def _unparsed(error: httptools.HttpParserError, data: bytes) -> WeirError:
+    """Why the parser gave up: on a method that it does not know, in a request line that is else one, or on anything."""
+    if "Invalid method" in str(error) or isinstance(error, httptools.HttpParserInvalidMethodError):
+        line = _REQUEST_LINE.match(data)
+        if line is not None:
+            return MethodUnknown(f"no path of this server takes {shown(line[1].decode())}")
+    return InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http")
+
+
+def _wrong_with_headers(headers: list[tuple[bytes, bytes]], *, version: str) -> WeirError | None:
+    names = [name for name, _ in headers]
+    twice = next((written for name, written in _ONCE.items() if names.count(name) > 1), None)
+    if twice is not None:
+        return InvalidRequest(f"the header {twice} is given twice", param=twice, code="duplicate_header")
+    if version == "1.0":
+        if b"transfer-encoding" in names:
+            return InvalidRequest("HTTP/1.0 has no Transfer-Encoding", param="Transfer-Encoding", code="invalid_http")
+        return None
+    expected = (part.strip().lower() for name, value in headers if name == b"expect" for part in value.split(b","))
+    if any(part not in (b"", b"100-continue") for part in expected):
+        return ExpectationFailed("this server meets no expectation but 100-continue")
+    return None
 
 
 def _head_too_large() -> HeadTooLarge:

@@ -14,11 +14,12 @@ from contracts.money import text_from_nano
 from gateway.admission import Admission
 from gateway.edge.callers import identified
 from gateway.edge.exchange import Exchange
-from gateway.edge.reports import read_query
+from gateway.edge.reports import USAGE_QUERY, read_list, read_query
 from gateway.services import GatewayServices, UsageQuery
 from gateway.surface import limits
 
 KEYS_SECONDS = b"300"
+_COSTS_QUERY = USAGE_QUERY - {"models", "api_key_ids"}
 _GROUPS = {"project_id": "project_id", "line_item": "model"}
 
 
@@ -29,12 +30,13 @@ async def show_receipt(exchange: Exchange, request_id: str, *, services: Gateway
         raise Unavailable("receipts are not given here")
     found = await services.receipts.receipt(request_id=request_id, tenant_id=caller.context.tenant_id)
     if found is None:
-        raise NotFound("no such request, or it has not ended and been metered yet", param="request_id")
+        raise NotFound("no such request, or it has not ended and been metered yet", code="request_not_found")
     await exchange.json(200, found)
 
 
 async def show_receipt_keys(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The public keys that receipts and invoices are checked with, the one that signs now first. It needs no key."""
+    exchange.require_query()
     if services.receipts is None:
         raise Unavailable("receipts are not given here")
     keys = await services.receipts.keys()
@@ -45,7 +47,7 @@ async def show_receipt_keys(exchange: Exchange, *, services: GatewayServices, ad
 
 async def show_costs(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The tenant's own costs by day, in OpenAI's shape."""
-    caller = await identified(exchange, admission)
+    caller = await identified(exchange, admission, query=_COSTS_QUERY)
     page = await services.usage.buckets(
         tenant_id=caller.context.tenant_id,
         query=_costs_query(exchange.query(), now_ms=services.clock.now_ms()),
@@ -55,7 +57,7 @@ async def show_costs(exchange: Exchange, *, services: GatewayServices, admission
 
 def _costs_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
     asked = dict(given)
-    groups = [part for value in asked.pop("group_by", []) for part in value.split(",") if part]
+    groups = read_list(asked, "group_by")
     if set(groups) - _GROUPS.keys():
         raise InvalidRequest(f"group_by names {' or '.join(_GROUPS)}", param="group_by")
     if asked.get("bucket_width", ["1d"]) != ["1d"]:
@@ -65,9 +67,6 @@ def _costs_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
         if not 1 <= int(limit[0]) <= limits.COST_DAYS_MAX:
             raise InvalidRequest(f"limit is a whole number from 1 to {limits.COST_DAYS_MAX}", param="limit")
         asked["limit"] = [str(min(int(limit[0]), limits.USAGE_PAGE_DAYS_MAX))]
-    for name in ("models", "api_key_ids"):
-        if name in asked:
-            raise InvalidRequest(f"{name}: is not a parameter", param=name, code="unknown_parameter")
     if groups:
         asked["group_by"] = [_GROUPS[name] for name in groups]
     return read_query(asked, now_ms=now_ms)

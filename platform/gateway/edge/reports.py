@@ -15,6 +15,7 @@ from gateway.services import GatewayServices, UsageQuery
 from gateway.surface import limits
 
 _LISTS = {"group_by": "group_by", "models": "models", "project_ids": "project_ids", "api_key_ids": "api_key_ids"}
+USAGE_QUERY = frozenset({"start_time", "end_time", "bucket_width", "limit", "page", *_LISTS})
 _SECONDS_MAX = 253_402_300_799  # the end of the year 9999
 _MODEL_MAX = limits.MODEL_NAME_MAX
 
@@ -40,7 +41,7 @@ async def show_model(exchange: Exchange, name: str, *, services: GatewayServices
 
 async def show_usage(exchange: Exchange, *, services: GatewayServices, admission: Admission) -> None:
     """The tenant's own usage in time buckets, in OpenAI's shape."""
-    caller = await identified(exchange, admission)
+    caller = await identified(exchange, admission, query=USAGE_QUERY)
     query = read_query(exchange.query(), now_ms=services.clock.now_ms())
     page = await services.usage.buckets(tenant_id=caller.context.tenant_id, query=query)
     await exchange.json(200, page.as_json())
@@ -55,17 +56,14 @@ def _brief(card: ModelCard) -> dict[str, Any]:
 
 
 def read_query(given: dict[str, list[str]], *, now_ms: int) -> UsageQuery:
-    """The parameters of a usage report. Raises InvalidRequest naming the parameter."""
-    known = {"start_time", "end_time", "bucket_width", "limit", "page", *_LISTS}
-    for name in given:
-        if name not in known:
-            raise InvalidRequest(f"{name[:64]}: is not a parameter", param=name[:64], code="unknown_parameter")
+    """The parameters of a usage report, all of USAGE_QUERY. Raises InvalidRequest naming the parameter."""
     start_s = _integer(given, "start_time", most=_SECONDS_MAX)
     if start_s is None:
         raise InvalidRequest("start_time: is missing (Unix seconds)", param="start_time", code="missing_field")
     end_s = _integer(given, "end_time", most=_SECONDS_MAX)
-    bucket_width = _one(given, "bucket_width") or "1d"
-    lists = {field: _list(given, name) for name, field in _LISTS.items()}
+    bucket_width = _one(given, "bucket_width")
+    bucket_width = "1d" if bucket_width is None else bucket_width
+    lists = {field: read_list(given, name) for name, field in _LISTS.items()}
     return UsageQuery(
         start_ms=start_s * 1000,
         end_ms=now_ms if end_s is None else end_s * 1000,
@@ -104,8 +102,11 @@ def _limit(given: dict[str, list[str]], bucket_width: str) -> int | None:
     return int(value)
 
 
-def _list(given: dict[str, list[str]], name: str) -> tuple[str, ...]:
-    values = [part for value in given.get(name, []) for part in value.split(",") if part]
+def read_list(given: dict[str, list[str]], name: str) -> tuple[str, ...]:
+    """A list, given once with commas or several times. One that names nothing is none: it would ask for everything."""
+    values = [part for value in given.get(name, []) for part in value.split(",")]
+    if "" in values:
+        raise InvalidRequest(f"{name}: a value must not be empty", param=name)
     if len(values) > limits.QUERY_VALUES_MAX:
         raise InvalidRequest(f"{name}: at most {limits.QUERY_VALUES_MAX} values", param=name)
     return tuple(values)

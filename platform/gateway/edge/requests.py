@@ -102,7 +102,7 @@ async def resume_events(
     exchange: Exchange, request_id: str, *, services: GatewayServices, admission: Admission
 ) -> None:
     """The events after `Last-Event-ID` or `?starting_after=`, then what follows live. Leaving cancels nothing."""
-    caller = await identified(exchange, admission)
+    caller = await identified(exchange, admission, query=frozenset({"starting_after"}))
     epoch, after_seq = _start(exchange)
     found = await _find(services, caller, request_id)
     if found is None:
@@ -203,7 +203,7 @@ def _start(exchange: Exchange) -> tuple[str, int]:
         raise InvalidRequest("starting_after: must be given once", param="starting_after")
     header = exchange.headers.get(b"last-event-id")
     source, param = (values[-1], "starting_after") if values else ((header or b"").decode("latin-1"), "Last-Event-ID")
-    if not source or source == "0":
+    if source == "0" or not (source or values):
         return "", 0
     if source.isascii() and source.isdigit() and len(source) <= 9:
         return "", int(source)

@@ -7,6 +7,7 @@ message, of which even empty ones cost memory, and the answers to pings that it 
 """
 
 import asyncio
+from urllib.parse import unquote
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -14,11 +15,12 @@ from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrad
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
-from contracts.errors import InvalidRequest, WeirError
+from contracts.errors import InvalidRequest, NotFound, WeirError
 from gateway.edge.http import drop_when_stalled, refusal
 from gateway.surface import limits
 from gateway.surface.errors import HeadTooLarge, UpgradeRequired
 
+REALTIME_PATH = "/v1/realtime"  # as `controlplane/asgi.py` routes it
 _VERSION = ((b"sec-websocket-version", b"13"), (b"upgrade", b"websocket"))
 
 
@@ -33,6 +35,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._early = b""
 
     def handle_connect(self, event: Request) -> None:
+        path = unquote(event.path.partition("?")[0])
+        if path not in (REALTIME_PATH, f"{REALTIME_PATH}/"):  # told before the upgrade: HTTP has words for it
+            self._refuse(NotFound(f"no WebSocket is here; {REALTIME_PATH} is the one"))
+            return
         try:
             self.conn.process_request(event)
         except (InvalidUpgrade, InvalidHeader) as error:

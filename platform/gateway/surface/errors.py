@@ -30,6 +30,18 @@ class ReadTimeout(WeirError):
     status, type, code = 408, "timeout_error", "request_timeout"
 
 
+class ExpectationFailed(Rejected):
+    """An Expect header asks for what this server does not do."""
+
+    status, type, code = 417, "invalid_request_error", "expectation_failed"
+
+
+class MethodUnknown(Rejected):
+    """No path takes this method, so that none could be named in an Allow header (RFC 9110, section 9.1)."""
+
+    status, type, code = 501, "invalid_request_error", "method_not_implemented"
+
+
 class UpgradeRequired(Rejected):
     """This path speaks WebSocket only."""
 
@@ -61,7 +73,7 @@ class ExternalFailure(WeirError):
 # Retrying these with the same request cannot help, or would start and bill it again.
 _NEVER_RETRY = (errors.BudgetSpent, errors.Cancelled, errors.DeadlinePassed, errors.SlowReader, errors.EngineFailed)
 # What `param` names where no field does, and the error names nothing closer: the part of the request that is wrong.
-# An error of nobody's request (limits, budgets, 5xx) has none.
+# An error of nobody's request (limits, budgets, 5xx but 501) has none.
 _PART: dict[type[WeirError], str] = {
     errors.AuthFailed: "Authorization",
     errors.Revoked: "Authorization",
@@ -72,6 +84,8 @@ _PART: dict[type[WeirError], str] = {
     errors.TooLarge: "body",
     errors.UnsupportedMedia: "Content-Type",
     errors.InvalidRequest: "request",
+    ExpectationFailed: "Expect",
+    MethodUnknown: "method",
     ReadTimeout: "body",
     UpgradeRequired: "Upgrade",
     HeadTooLarge: "headers",
@@ -116,7 +130,7 @@ def error_headers(error: WeirError) -> Headers:
             (b"retry-after", b"%d" % retry_after_seconds(error.retry_after_ms)),
             (b"x-should-retry", b"true"),
         ]
-    elif isinstance(error, _NEVER_RETRY) or status_of(error) in (409, 429, 499, 502, 504):
+    elif isinstance(error, _NEVER_RETRY) or status_of(error) in (409, 429, 499, 501, 502, 504):
         headers.append((b"x-should-retry", b"false"))
     return headers
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.errors import InvalidRequest
+from gateway.surface.json_text import BODY
 
+_KEY_SHOWN = 64  # characters of a client's own name for a field
 Judge = Callable[[Any, str], Any]
 Schema = dict[str, Any]
 
@@ -156,11 +158,22 @@ def listed(*values: Any) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def only_keys(value: dict[str, Any], known: frozenset[str], param: str) -> None:
+def inside(param: str, name: str) -> str:
+    """The path of a field of the object at `param` ("": the body). One without a name is told by what holds it."""
+    path = f"{param}.{name[:_KEY_SHOWN]}" if param and name else param or name[:_KEY_SHOWN]
+    return path or BODY
+
+
+def unknown_field(name: str, param: str = "", *, message: str = "is not a known field") -> InvalidRequest:
+    """The refusal of a field that nothing reads, of the object at `param`."""
+    return wrong(inside(param, name), message if name else "has a field without a name", code="unknown_parameter")
+
+
+def only_keys(value: dict[str, Any], known: frozenset[str], param: str = "") -> None:
     """Refuses keys that nothing here would read: they are never dropped silently."""
     for key in value:
         if key not in known:
-            raise wrong(f"{param}.{key[:64]}", "is not a known field", code="unknown_parameter")
+            raise unknown_field(key, param)
 
 
 def refused(reason: str) -> Check:

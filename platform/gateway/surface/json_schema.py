@@ -12,7 +12,7 @@ import orjson
 
 from contracts.errors import InvalidRequest
 from gateway.surface import limits
-from gateway.surface.fields import mapping, wrong
+from gateway.surface.fields import inside, mapping, wrong
 from gateway.surface.grammar import check_generated
 
 # What OpenAPI says of such a schema: its shape is JSON Schema's own, its bounds are in docs/limits.md.
@@ -71,7 +71,7 @@ def _children(schema: dict[str, Any], path: str) -> list[tuple[Any, str]]:
     for key in _MAPS:
         if key in schema:
             found += [
-                (item, f"{path}.{key}.{name[:64]}") for name, item in mapping(schema[key], f"{path}.{key}").items()
+                (item, inside(f"{path}.{key}", name)) for name, item in mapping(schema[key], f"{path}.{key}").items()
             ]
     return found
 
@@ -145,7 +145,8 @@ def _check_ends(schema: dict[str, Any], path: str, root: dict[str, Any]) -> None
 
 def _same_place(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, Any]]:
     """Schemas that judge the very value which this one does."""
-    found: list[Any] = [item for key in ("anyOf", "oneOf", "allOf") for item in schema.get(key) or ()]
+    lists = [schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)]
+    found: list[Any] = [item for alternatives in lists for item in alternatives]
     reference = schema.get("$ref")
     if isinstance(reference, str):
         target: Any = root

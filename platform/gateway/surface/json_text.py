@@ -26,7 +26,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if source.startswith("\ufeff"):
         raise _no_json("the body begins with a byte order mark, which JSON text has not")
     try:
-        document = _DECODER.decode(source)
+        document, doubled = _decoded(source)
     except json.JSONDecodeError as error:
         raise _no_json(f"the body is not JSON: {error.msg} (line {error.lineno} column {error.colno})") from error
     except RecursionError as error:
@@ -34,9 +34,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise _no_json("the body must be a JSON object")
     nests = body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH_MAX
-    if nests or b"\\u" in body or _NUMBERS_TO_SEE.search(body):
+    if doubled or nests or b"\\u" in body or _NUMBERS_TO_SEE.search(body):
         _inspect(document)
     return document
+
+
+def _decoded(source: str) -> tuple[Any, bool]:
+    """The document, and whether an object in it has a field twice: then it is read once more, to find the place."""
+    try:
+        return _DECODER.decode(source), False
+    except _GivenTwice:
+        return _MARKING_DECODER.decode(source), True
 
 
 def _no_json(message: str) -> InvalidRequest:
@@ -69,13 +77,29 @@ def _shown(name: str) -> str:
     return name.encode("utf-8", "replace").decode()[:64] or BODY
 
 
+class _GivenTwice(Exception):
+    """An object has a field twice; which one, the parser cannot tell yet: it reads from the inside out."""
+
+
+class _Doubled(dict[str, Any]):
+    """Stands where an object has the field `twice` twice, until `_inspect` finds its place."""
+
+    twice: str
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        shown = _shown(twice)
-        raise InvalidRequest(f"the field {shown} is given twice", param=shown, code="duplicate_key")
+        raise _GivenTwice
+    return result
+
+
+def _marked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = _Doubled(pairs)
+    if len(result) == len(pairs):
+        return dict(result)
+    seen: set[str] = set()
+    result.twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return result
 
 
@@ -105,13 +129,16 @@ def _number(digits: str) -> float:
 _INSPECTED = (str, dict, list, _Oversized, _Infinite)
 _NUMBERS_TO_SEE = re.compile(rb"[0-9]{19}|[0-9][eE]|NaN|Infinity")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_NoNumber, strict=True
+_DECODER, _MARKING_DECODER = (
+    json.JSONDecoder(
+        object_pairs_hook=hook, parse_int=_integer, parse_float=_number, parse_constant=_NoNumber, strict=True
+    )
+    for hook in (_object, _marked_object)
 )
 
 
 def _inspect(document: dict[str, Any]) -> None:
-    """Depth, lone surrogates and numbers that are none; iterative, so that depth costs no stack."""
+    """Depth, doubled fields, lone surrogates and numbers that are none; iterative, so that depth costs no stack."""
     pending: list[tuple[Any, _Path]] = [(document, ())]
     while pending:
         value, path = pending.pop()
@@ -120,6 +147,8 @@ def _inspect(document: dict[str, Any]) -> None:
             continue
         if len(path) >= limits.JSON_DEPTH_MAX:
             raise _too_deep(_shown(str(path[0])))
+        if isinstance(value, _Doubled):
+            raise _given_twice(value.twice, path)
         if isinstance(value, dict):
             for key, item in value.items():
                 _check_surrogates(key, path)
@@ -129,12 +158,20 @@ def _inspect(document: dict[str, Any]) -> None:
             pending += [(item, (*path, index)) for index, item in enumerate(value) if isinstance(item, _INSPECTED)]
 
 
+def _given_twice(name: str, path: _Path) -> InvalidRequest:
+    param = _named((*path, name))
+    what = f"the field {param} is given twice" if name else f"{param}: has a field without a name twice"
+    return InvalidRequest(what, param=param, code="duplicate_key")
+
+
 def _named(path: _Path) -> str:
-    """A path as `param` has it: messages[0].content."""
+    """A path as `param` has it: messages[0].content. It ends before a field without a name."""
     text = ""
     for part in path:
+        if part == "":
+            break
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text[:_PATH_MAX] or BODY
+    return text[:_PATH_MAX].encode("utf-8", "replace").decode() or BODY
 
 
 def _check_scalar(value: str | float, path: _Path) -> None:

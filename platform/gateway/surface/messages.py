@@ -10,6 +10,7 @@ from gateway.surface import limits
 from gateway.surface.fields import (
     Schema,
     boolean,
+    integer,
     items,
     listed,
     mapping,
@@ -17,6 +18,7 @@ from gateway.surface.fields import (
     object_of,
     one_of,
     only_keys,
+    or_null,
     takes,
     text,
     wrong,
@@ -24,7 +26,8 @@ from gateway.surface.fields import (
 from gateway.surface.json_schema import JSON_SCHEMA, check_json_text, check_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_EMPTY_ONLY = ("refusal", "audio", "function_call", "annotations")  # what SDKs echo back from an answer
+# What SDKs echo back from an answer, each with what it holds there when it says nothing, beside null.
+_EMPTY_ONLY: dict[str, Any] = {"refusal": "", "audio": {}, "function_call": {}, "annotations": []}
 _FIELDS: dict[str, frozenset[str]] = {
     role: frozenset({"role", "content", "name"}) for role in ("system", "developer", "user")
 } | {
@@ -36,7 +39,7 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 _role = one_of(*_ROLES)
 _body_text = text(limits.BODY_BYTES_MAX)
 _short = text(limits.NAME_MAX, shortest=1)
-
+_index = integer(0, limits.TOOL_CALLS_MAX - 1)
 
 NAME = {**_short.schema, "pattern": "^[A-Za-z0-9_-]+$"}
 _TEXT_PART = object_of({"type": {"enum": ["text"]}, "text": _body_text.schema})
@@ -51,7 +54,7 @@ _ARGUMENTS = {**_body_text.schema, "contentMediaType": "application/json"}
 _CALL: Schema = object_of(
     {"id": _short.schema, "function": object_of({"name": NAME, "arguments": _ARGUMENTS})},
 )
-_CALL["properties"] |= {"type": _FUNCTION, "index": {}}
+_CALL["properties"] |= {"type": or_null(_FUNCTION), "index": or_null(_index.schema)}
 _TOOL = object_of(
     {"type": _FUNCTION, "function": object_of(
         {"name": NAME},
@@ -60,14 +63,13 @@ _TOOL = object_of(
     )},
 )  # fmt: skip
 _NAMED_TOOL = object_of({"type": _FUNCTION, "function": object_of({"name": NAME})})
-_EMPTY: Schema = {"enum": [None, False, 0, "", [], {}]}
 _SAID_BY_ASSISTANT = {
     "content": _CONTENT,
     "name": _short.schema,
-    "tool_calls": {"anyOf": [_EMPTY, {"type": "array", "items": _CALL, "maxItems": limits.TOOL_CALLS_MAX}]},
+    "tool_calls": {"type": "array", "items": _CALL, "maxItems": limits.TOOL_CALLS_MAX},
     "reasoning": _body_text.schema,
     "reasoning_content": _body_text.schema,
-    **dict.fromkeys(_EMPTY_ONLY, _EMPTY),
+    **{key: {"enum": [nothing]} for key, nothing in _EMPTY_ONLY.items()},
 }
 _MESSAGE = {
     "anyOf": [
@@ -107,12 +109,14 @@ def _check_message(value: Any, param: str) -> dict[str, Any]:
 
 
 def _check_assistant(given: dict[str, Any], message: dict[str, Any], param: str) -> None:
-    for key in _EMPTY_ONLY:
-        if given.get(key):
-            raise wrong(f"{param}.{key}", "is not accepted: text and tool calls only", code="unsupported_parameter")
-    if given.get("tool_calls"):
-        check = items(_check_call, most=limits.TOOL_CALLS_MAX)
-        message["tool_calls"] = check(given["tool_calls"], f"{param}.tool_calls")
+    for key, nothing in _EMPTY_ONLY.items():
+        if key in given and (type(given[key]) is not type(nothing) or given[key]):
+            code = "unsupported_parameter" if type(given[key]) is type(nothing) else "invalid_type"
+            raise wrong(f"{param}.{key}", "is not accepted: text and tool calls only", code=code)
+    if "tool_calls" in given:
+        calls = items(_check_call, most=limits.TOOL_CALLS_MAX)(given["tool_calls"], f"{param}.tool_calls")
+        if calls:  # none is the same as no field, as an answer without calls is dumped
+            message["tool_calls"] = calls
     for key in ("reasoning", "reasoning_content"):
         if key in given:
             message[key] = _body_text(given[key], f"{param}.{key}")
@@ -152,6 +156,8 @@ def _check_call(value: Any, param: str) -> dict[str, Any]:
         check_json_text(arguments, f"{where}.arguments")
     if call.get("type") is not None:
         one_of("function")(call["type"], f"{param}.type")
+    if call.get("index") is not None:
+        _index(call["index"], f"{param}.index")
     return {
         "id": needed(call, "id", _short, param),
         "type": "function",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.surface import limits
-from gateway.surface.fields import Schema, one_of, wrong
+from gateway.surface.fields import Schema, one_of, only_keys, wrong
 
 MODEL = "weir-guardrails"
 MODERATION_MODEL = one_of(MODEL, "omni-moderation-latest")  # the second is what OpenAI's own examples name
@@ -36,9 +36,7 @@ REQUEST: Schema = {
 
 def texts_of(document: dict[str, Any]) -> list[str]:
     """The texts to judge, in order. Raises InvalidRequest naming the field."""
-    for name in document:
-        if name not in ("input", "model"):
-            raise wrong(name[:64], "is not a known field", code="unknown_parameter")
+    only_keys(document, frozenset({"input", "model"}))
     if document.get("model") is not None:
         MODERATION_MODEL(document["model"], "model")
     given = document.get("input")

@@ -16,6 +16,7 @@ from gateway.surface import limits
 from gateway.surface.fields import (
     Check,
     boolean,
+    inside,
     integer,
     items,
     mapping,
@@ -28,6 +29,7 @@ from gateway.surface.fields import (
     refused,
     takes,
     text,
+    unknown_field,
     wrong,
 )
 from gateway.surface.json_schema import JSON_SCHEMA, check_schema
@@ -88,7 +90,7 @@ def _check_logit_bias(value: Any, param: str) -> dict[str, float]:
         raise wrong(param, f"must have at most {limits.LOGIT_BIAS_MAX} entries")
     for token in given:
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise wrong(f"{param}.{token[:32]}", "is not a token id")
+            raise wrong(inside(param, token), "is not a token id" if token else "has a field without a name")
     return {str(int(token)): _BIAS(amount, f"{param}.{token}") for token, amount in given.items()}
 
 
@@ -297,7 +299,7 @@ def check_request(document: dict[str, Any], *, endpoint: Endpoint) -> Asked:
         elif name in REFUSED:
             REFUSED[name](value, name)
         else:
-            raise wrong(name[:64] or "body", "is not a field of this endpoint", code="unknown_parameter")
+            raise unknown_field(name, message="is not a field of this endpoint")
     for name in required_of(endpoint):
         if name not in read:
             raise wrong(name, "is missing", code="missing_field")

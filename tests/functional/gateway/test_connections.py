@@ -3,11 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,8 +12,8 @@ from gateway.services import GatewaySettings
 from gateway.surface import limits
 from tests.functional.gateway.cast import MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway
+from tests.functional.gateway.wires import Wire, head, wire
 
-PATIENCE_SECONDS = 20.0
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 HANDSHAKE = {
     "Host": "x",
@@ -27,64 +22,6 @@ HANDSHAKE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One HTTP answer as it stood on the wire."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def error(self) -> dict[str, Any]:
-        """OpenAI's error object, or the test fails."""
-        assert self.headers["content-type"] == "application/json"
-        document = json.loads(self.body)
-        assert set(document) == {"error"}
-        assert set(document["error"]) == {"message", "type", "param", "code"}
-        error: dict[str, Any] = document["error"]
-        return error
-
-
-@dataclass
-class Wire:
-    """A plain TCP connection to the gateway."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def reply(self) -> Reply:
-        """The next answer that carries its length."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            first, *lines = head.strip().split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
-        return Reply(int(first.split(" ")[1]), headers, body)
-
-    async def rest(self) -> bytes:
-        """Everything until the server closes."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.reader.read()
-
-
-@asynccontextmanager
-async def wire(gateway: Gateway) -> AsyncIterator[Wire]:
-    address = urlsplit(gateway.url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    try:
-        yield Wire(reader, writer)
-    finally:
-        writer.close()
-
-
-def head(method: str, path: str, *lines: str, host: str = "x") -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode("latin-1")
 
 
 class Hurried(HttpProtocol):
@@ -164,7 +101,10 @@ class TestHeads:
         ("sent", "status", "code"),
         [
             (b"garbage\r\n\r\n", 400, "invalid_http"),
-            (b"FOO /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"GE(T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b" /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"FOO /v1/models\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+            (b"FOO /v1/models HTTP/2.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/models HTTP/2.0\r\nHost: x\r\n\r\n", 400, "invalid_http"),
             (b"GET /v1/models\r\nHost: x\r\n\r\n", 400, "invalid_http"),
@@ -220,7 +160,9 @@ class TestHeads:
             b"GET /health/live HTTP/1.0\r\n\r\n",
             b"\r\nGET /health/live?a=%ff HTTP/1.1\r\nHost: x\r\n\r\n",
             head("GET", "/health/live", "Connection: Upgrade", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
-            head("GET", "/health/live", "Expect: 200-maybe"),
+            b"GET /health/live HTTP/1.0\r\nExpect: 200-maybe\r\n\r\n",
+            head("GET", "/health/live", "Expect: "),
+            head("GET", "/health/live", "Expect: 100-Continue, 100-continue"),
         ],
         ids=lambda sent: sent.split(b"\r\n")[0].decode("latin-1"),
     )
@@ -229,6 +171,45 @@ class TestHeads:
             await connection.send(sent)
             reply = await connection.reply()
         assert (reply.status, json.loads(reply.body)) == (200, {"status": "live"})
+
+    @pytest.mark.parametrize("method", ["FOO", "get", "GETX", "DESCRIBE", "M-SEARCHES", "X" * 1_000])
+    async def test_a_method_that_nobody_knows_is_501(self, gateway: Gateway, method: str) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(head(method, "/v1/models"))
+            reply = await connection.reply()
+            assert await connection.rest() == b""
+        error = reply.error()
+        assert (reply.status, error["code"], error["param"]) == (501, "method_not_implemented", "method")
+        assert error["message"].startswith(f"no path of this server takes `{method[:100]}")
+        assert (reply.headers["x-should-retry"], reply.headers["connection"]) == ("false", "close")
+
+    @pytest.mark.parametrize(
+        ("path", "lines", "expected"),
+        [
+            ("/health/live", ["Expect: 200-maybe"], (417, "expectation_failed", "Expect")),
+            ("/v1/models", ["Expect: 100-continue, x"], (417, "expectation_failed", "Expect")),
+            ("/v1/models", ["Idempotency-Key: a"] * 2, (400, "duplicate_header", "Idempotency-Key")),
+            ("/v1/models", ["last-event-id: a"] * 2, (400, "duplicate_header", "Last-Event-ID")),
+            ("/v1/models", ["CONTENT-TYPE: a/b"] * 2, (400, "duplicate_header", "Content-Type")),
+            ("/v1/models", ["Content-Encoding: gzip"] * 2, (400, "duplicate_header", "Content-Encoding")),
+        ],
+    )
+    async def test_a_header_that_is_wrong_is_named_as_it_is_written(
+        self, gateway: Gateway, path: str, lines: list[str], expected: tuple[int, str, str]
+    ) -> None:
+        async with wire(gateway) as connection:
+            await connection.send(head("GET", path, *lines))
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["code"], reply.error()["param"]) == expected
+
+    async def test_an_older_client_never_gets_100(self, gateway: Gateway) -> None:
+        lines = ("Content-Type: application/json", "Expect: 100-continue", "Content-Length: 2")
+        sent = head("POST", "/v1/chat/completions", *lines, f"Authorization: Bearer {gateway.key}")
+        async with wire(gateway) as connection:
+            await connection.send(sent.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            await connection.send(b"{}")
+            reply = await connection.reply()
+        assert (reply.status, reply.error()["param"]) == (400, "model")
 
     async def test_a_bad_chunk_is_refused(self, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
         lines = (f"Authorization: Bearer {gateway.key}", "Content-Type: application/json")
@@ -431,6 +412,24 @@ class TestHandshakes:
             reply = await connection.reply()
         assert (reply.status, reply.error()["code"]) == (status, code)
         assert [record for record in caplog.records if record.exc_info] == []
+
+    @pytest.mark.parametrize(
+        "path", ["/v1/models", "/admin/", "/", "/v1/realtime2", "/v1/realtime//", "/v1/realtime%0a", "/V1/realtime?x=1"]
+    )
+    async def test_a_path_that_takes_none_is_404_before_the_upgrade(self, gateway: Gateway, path: str) -> None:
+        lines = [f"{name}: {value}" for name, value in HANDSHAKE.items() if name != "Host"]
+        async with wire(gateway) as connection:
+            await connection.send(head("GET", path, *lines, f"Authorization: Bearer {gateway.key}"))
+            reply = await connection.reply()
+            assert await connection.rest() == b""
+        assert (reply.status, reply.error()["code"], reply.error()["param"]) == (404, "not_found", "path")
+
+    @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime/", "/v1/re%61ltime", "/v1/realtime?model=toy-1"])
+    async def test_the_one_path_opens_one(self, gateway: Gateway, path: str) -> None:
+        lines = [f"{name}: {value}" for name, value in HANDSHAKE.items() if name != "Host"]
+        async with wire(gateway) as connection:
+            await connection.send(head("GET", path, *lines, f"Authorization: Bearer {gateway.key}"))
+            assert (await connection.reply()).status == 101
 
     async def test_only_get_opens_one(self, gateway: Gateway) -> None:
         lines = [f"{name}: {value}" for name, value in HANDSHAKE.items() if name != "Host"]

@@ -86,11 +86,18 @@ class TestModerations:
             ({"input": [{"type": "text", "text": 3}]}, "input[0].text"),
             ({"input": "x", "model": "gpt"}, "model"),
             ({"input": "x", "other": 1}, "other"),
+            ({"input": "x", "": 1}, "body"),
+            ({"input": [{"type": "text", "text": "x", "": 1}]}, "input[0]"),
         ],
     )
     async def test_names_the_field_that_is_wrong(self, gateway: Gateway, body: dict[str, Any], param: str) -> None:
         answer = await gateway.http.post(PATH, json=body, headers=guarded(gateway, *RULES))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+    async def test_tells_a_field_without_a_name_in_words(self, gateway: Gateway) -> None:
+        answer = await gateway.http.post(PATH, json={"input": "x", "": 1}, headers=gateway.auth())
+        error = answer.json()["error"]
+        assert (error["message"], error["code"]) == ("body: has a field without a name", "unknown_parameter")
 
     async def test_needs_a_key(self, gateway: Gateway) -> None:
         assert (await gateway.http.post(PATH, json={"input": "x"})).status_code == 401

@@ -35,6 +35,8 @@ class TestReceipts:
         unknown = await gateway.http.get("/v1/requests/x/receipt", headers=gateway.auth(gateway.mallory))
         assert foreign.status_code == unknown.status_code == 404
         assert foreign.json() == unknown.json()
+        error = unknown.json()["error"]
+        assert (error["param"], error["code"]) == ("path", "request_not_found")
         assert (await gateway.http.get("/v1/requests/r/receipt")).status_code == 401
 
     async def test_have_public_keys_that_anybody_may_read(self, gateway: Gateway) -> None:
@@ -65,6 +67,7 @@ class TestCosts:
             ("", "start_time"),
             ("start_time=1&bucket_width=1h", "bucket_width"),
             ("start_time=1&group_by=model", "group_by"),
+            ("start_time=1&group_by=", "group_by"),
             ("start_time=1&limit=181", "limit"),
             ("start_time=1&limit=0", "limit"),
             ("start_time=1&models=x", "models"),

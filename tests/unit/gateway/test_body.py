@@ -180,8 +180,23 @@ class TestPlaces:
             (b'{"temperature":1e999}', "temperature"),
             (b'{"a":{"b":[0.1,-2.5E+400]}}', "a.b[1]"),
             (b'{"a":1' + b"0" * 400 + b".5}", "a"),
-            (b'{"a":{"b":1,"b":2}}', "b"),
+            (b'{"a":{"b":1,"b":2}}', "a.b"),
+            (b'{"messages":[{"role":"user","content":"x","content":"y"}]}', "messages[0].content"),
+            (b'{"a":[1,[{},{"b":{"c":[{"d":1,"e":2,"d":3}]}}]]}', "a[1][1].b.c[0].d"),
+            (b'{"x":{"a":{"b":1,"b":2},"a":3}}', "x.a"),
+            (b'{"x":{"a":{"b":1,"b":2}},"x":3}', "x"),
+            (b'{"a":[{"\\u0062":1,"b":2}]}', "a[0].b"),
+            (b'{"a":{"b":1,"b":2}', "body"),
+            (b'[{"b":1,"b":2}]', "body"),
             (b'{"":1,"":2}', "body"),
+            (b'{"a":[{"":1,"":2}]}', "a[0]"),
+            (b'{"":{"x":NaN}}', "body"),
+            (b'{"a":[{"":[{"x":1e999}]}]}', "a[0]"),
+            (b'{"a":{"":99999999999999999999}}', "a"),
+            (b'{"a":[{"b":"\\udc00"}]}', "a[0].b"),
+            (b'{"a":[{"":"\\udc00"}]}', "a[0]"),
+            (b'{"a":[{"\\udc00":1}]}', "a[0]"),
+            (b'{"a":[{"\\udc00":1,"\\udc00":2}]}', "a[0].?"),
             (b'{"\\udead":1}', "body"),
             (b'{"model":"m","messages":' + b"[" * 64 + b"]" * 64 + b"}", "messages"),
             (b'{"model":"a:{[","x":{"y":1},"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "messages"),
@@ -193,6 +208,15 @@ class TestPlaces:
         with pytest.raises(InvalidRequest) as refused:
             parse_object(body)
         assert refused.value.param == field
+
+    def test_of_a_doubled_field_is_told_in_words(self) -> None:
+        for body, said in (
+            (b'{"a":[{"b":1,"b":2}]}', "the field a[0].b is given twice"),
+            (b'{"a":[{"":1,"":2}]}', "a[0]: has a field without a name twice"),
+        ):
+            with pytest.raises(InvalidRequest) as refused:
+                parse_object(body)
+            assert (refused.value.message, refused.value.code) == (said, "duplicate_key")
 
     def test_are_not_longer_than_an_error_may_be(self) -> None:
         with pytest.raises(InvalidRequest) as refused:

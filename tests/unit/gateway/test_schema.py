@@ -25,6 +25,10 @@ def message(**fields: Any) -> dict[str, Any]:
     return chat(messages=[{"role": "user", "content": "x", **fields}])
 
 
+def said(**fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "assistant", "content": "x", **fields}])
+
+
 def part(**fields: Any) -> dict[str, Any]:
     return chat(messages=[{"role": "user", "content": [fields]}])
 
@@ -73,6 +77,22 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (chat(messages=[{"role": "assistant"}]), "messages[0].content", "missing_field"),
     (chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "missing_field"),
     (message(foo=1), "messages[0].foo", "unknown_parameter"),
+    (said(tool_calls=0), "messages[0].tool_calls", "invalid_type"),
+    (said(tool_calls=""), "messages[0].tool_calls", "invalid_type"),
+    (said(tool_calls={}), "messages[0].tool_calls", "invalid_type"),
+    (said(tool_calls=False), "messages[0].tool_calls", "invalid_type"),
+    (said(content=None, tool_calls=0), "messages[0].tool_calls", "invalid_type"),
+    (said(content=None, tool_calls=[]), "messages[0].content", "missing_field"),
+    (said(refusal=0), "messages[0].refusal", "invalid_type"),
+    (said(refusal="no"), "messages[0].refusal", "unsupported_parameter"),
+    (said(annotations={}), "messages[0].annotations", "invalid_type"),
+    (said(annotations=[1]), "messages[0].annotations", "unsupported_parameter"),
+    (said(audio=False), "messages[0].audio", "invalid_type"),
+    (said(function_call=""), "messages[0].function_call", "invalid_type"),
+    (call(index="0"), "messages[0].tool_calls[0].index", "invalid_type"),
+    (call(index=False), "messages[0].tool_calls[0].index", "invalid_type"),
+    (schema({"$ref": "#/$defs/a", "$defs": {"a": {}}, "anyOf": 5}), f"{S}.anyOf", "invalid_schema"),
+    (schema({"$ref": "#/$defs/a", "$defs": {"a": {}}, "allOf": ""}), f"{S}.allOf", "invalid_schema"),
     (message(name="n" * 65), "messages[0].name", "string_too_long"),
     (message(tool_calls=[]), "messages[0].tool_calls", "unknown_parameter"),
     (message(role="assistant", audio={"id": "a"}), "messages[0].audio", "unsupported_parameter"),
@@ -273,6 +293,27 @@ class TestRefusals:
         assert (caught.value.param, caught.value.code) == (param, code)
 
     @pytest.mark.parametrize(
+        ("document", "holder"),
+        [
+            (chat(**{"": 1}), "body"),
+            (message(**{"": 1}), "messages[0]"),
+            (part(**{"type": "text", "text": "x", "": 1}), "messages[0].content[0]"),
+            (call(**{"": 1}), "messages[0].tool_calls[0]"),
+            (call(function={"name": "f", "arguments": "", "": 1}), "messages[0].tool_calls[0].function"),
+            (tool(**{"": 1}), "tools[0].function"),
+            (tool() | {"tool_choice": CHOICE_G | {"": 1}}, "tool_choice"),
+            (chat(stream=True, stream_options={"": 1}), "stream_options"),
+            (chat(response_format={"type": "text", "": 1}), "response_format"),
+            (chat(logit_bias={"": 1}), "logit_bias"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_a_field_without_a_name_is_told_by_what_holds_it(self, document: dict[str, Any], holder: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            check_request(document, endpoint=Endpoint.CHAT)
+        assert (caught.value.param, caught.value.message) == (holder, f"{holder}: has a field without a name")
+
+    @pytest.mark.parametrize(
         ("fields", "param"),
         [
             ({"logit_bias": {"258": 1}}, "logit_bias.258"),
@@ -381,6 +422,23 @@ class TestAcceptance:
         )  # fmt: skip
         assert (asked.stream, asked.include_usage, asked.choices, asked.max_tokens) == (True, True, 2, 9)
         assert (asked.end_user, asked.continue_on_disconnect, asked.sampling) == ("u1", True, {})
+
+    @pytest.mark.parametrize(
+        "nothing",
+        [
+            {"tool_calls": []},
+            {"refusal": "", "annotations": [], "audio": {}, "function_call": {}},
+            dict.fromkeys(("tool_calls", "refusal", "annotations", "audio", "function_call", "name", "reasoning")),
+        ],
+    )
+    def test_takes_null_and_what_says_nothing_in_an_answer(self, nothing: dict[str, Any]) -> None:
+        kept = check_request(said(**nothing), endpoint=Endpoint.CHAT).messages
+        assert kept == [{"role": "assistant", "content": "x"}]
+
+    def test_takes_a_property_without_a_name_in_a_schema(self) -> None:
+        given = {"type": "object", "properties": {"": {"type": "string"}}}
+        asked = check_request(schema(given), endpoint=Endpoint.CHAT)
+        assert asked.sampling["response_format"]["json_schema"]["schema"] == given
 
     def test_takes_back_an_answer_as_the_sdk_dumps_it(self) -> None:
         answer = {
