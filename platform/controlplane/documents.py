@@ -6,13 +6,15 @@ error object in JSON, whatever the document itself is written in.
 
 from typing import Any, ClassVar
 
+from django.http import HttpResponse
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from contracts.errors import InvalidRequest, NotFound
+from contracts.errors import NotFound
 from tenants.api.errors import as_json
+from tenants.api.words import unknown_parameter
 
 FORMATS = ("json", "yaml")
 
@@ -26,10 +28,14 @@ class _Document(APIView):
         """Before the choice of a form. Raises InvalidRequest, NotFound, and NotAcceptable of DRF."""
         for name, values in request.query_params.lists():
             if name not in self.parameters:
-                raise InvalidRequest("This parameter is not known.", param=name[:100], code="unknown_parameter")
+                raise unknown_parameter(name)
             if name == "format" and (len(values) > 1 or values[0] not in FORMATS):
                 raise NotFound(f"It is written in one of: {', '.join(FORMATS)}.", param=name)
         super().initial(request, *args, **kwargs)
+
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:  # type: ignore[override]
+        """The methods of this path, in `Allow`: DRF's own answer has no page to be shown on."""
+        return HttpResponse(status=204)
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
         """An error is JSON here too: DRF would write it as it writes the document."""

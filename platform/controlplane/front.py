@@ -15,7 +15,7 @@ from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 from django.urls import get_resolver, is_valid_path
 
-from contracts.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMedia, WeirError
+from contracts.errors import AuthFailed, InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMedia, WeirError
 from gateway.clients import client_address
 from gateway.edge.body import ClientGone, drain, read_bounded
 from gateway.surface import limits
@@ -27,8 +27,9 @@ ANSWER_SECONDS = 60.0
 RETRY_MS = 5_000
 # As Django's routes have it; every other path under /api/ ends without.
 _SLASHED = {path: f"{path}/" for path in ("/api/docs", "/api/docs/inference")}
-_READ_ONLY = ("/", "/favicon.ico")  # a form sent there would be told of a missing CSRF token instead
-_READING = b"GET, HEAD, OPTIONS"
+_READ_ONLY = ("/", "/favicon.ico", "/admin")  # a form sent there would be told of a missing CSRF token instead
+_READING = ("GET", "HEAD", "OPTIONS")
+_PAGES = ("GET", "HEAD", "POST")  # of people: what is read there, and the forms on it
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -60,7 +61,7 @@ class Front:
         except WeirError as error:
             late = isinstance(error, ReadTimeout) or any(name.lower() == b"expect" for name, _ in scope["headers"])
             whole = not late and await drain(receive)
-            await _answer(send, error, close=not whole)
+            await _answer(send, error, close=not whole, methods=_methods_of(scope["path"]))
             return
         if scope["method"] == "OPTIONS" and scope["path"] in ("*", *_READ_ONLY):
             await _tell_methods(send)
@@ -75,7 +76,7 @@ class Front:
         failure: WeirError = InternalError()
         try:
             async with asyncio.timeout(self.answer_seconds):
-                await self.inner(_from_client(_one_form(scope)), _Replay(body, receive), watched_send)
+                await self.inner(_as_read(scope, body), _Replay(body, receive), watched_send)
         except TimeoutError:
             log.warning("%s %s was not answered in time", scope["method"], scope["path"])
             failure = Unavailable("no answer within the time there is for one", retry_after_ms=RETRY_MS)
@@ -92,8 +93,9 @@ class Front:
         _check_host(headers.get(b"host", b"").decode("latin-1"))
         _check_method(scope["method"], scope["path"])
         _check_text(scope)
+        _check_api(scope)
         if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
-            raise UnsupportedMedia("this path takes bodies without Content-Encoding")
+            raise UnsupportedMedia("this path takes bodies without Content-Encoding", param="Content-Encoding")
         return await read_bounded(
             receive, headers, bytes_max=limits.MANAGEMENT_BODY_BYTES_MAX, deadline_seconds=self.body_seconds
         )
@@ -122,8 +124,16 @@ def _check_host(host: str) -> None:
 def _check_method(method: str, path: str) -> None:
     if path == "*" and method != "OPTIONS":
         raise InvalidRequest("only OPTIONS has no path (RFC 9112, section 3.2.4)", code="invalid_http")
-    if path in _READ_ONLY and method not in ("GET", "HEAD", "OPTIONS"):
-        raise MethodNotAllowed(f"this path takes {_READING.decode()}")
+    methods = _methods_of(path)
+    if methods and method not in methods:
+        raise MethodNotAllowed(f"this path takes {', '.join(methods)}")
+
+
+def _methods_of(path: str) -> tuple[str, ...]:
+    """Where the path itself tells; of the API each route does."""
+    if path in _READ_ONLY:
+        return _READING
+    return _PAGES if path.startswith("/admin/") else ()
 
 
 def _check_text(scope: Message) -> None:
@@ -132,6 +142,26 @@ def _check_text(scope: Message) -> None:
         raise InvalidRequest("a URL holds no NUL", param="path")
     if b"%00" in scope["query_string"] and not scope["path"].startswith("/api/v1/"):
         raise InvalidRequest("a URL holds no NUL", param="query")
+
+
+def _check_api(scope: Message) -> None:
+    """What /v1 asks of its requests too. Django would join two Authorization headers into one that nobody sent."""
+    if not scope["path"].startswith("/api/"):
+        return
+    if len(scope["query_string"]) > limits.QUERY_BYTES_MAX:
+        raise InvalidRequest(
+            f"the query string has more than {limits.QUERY_BYTES_MAX} bytes", param="query", code="query_too_long"
+        )
+    if sum(name.lower() == b"authorization" for name, _ in scope["headers"]) > 1:
+        raise AuthFailed("the Authorization header must be one `Bearer weir_…`")
+
+
+def _as_read(scope: Message, body: bytes) -> Message:
+    """As Django gets it: in one form, from its client, and with the length of a body that came in chunks."""
+    scope = _from_client(_one_form(scope))
+    if any(name.lower() == b"content-length" for name, _ in scope["headers"]):
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"content-length", b"%d" % len(body))]}
 
 
 def _one_form(scope: Message) -> Message:
@@ -156,17 +186,17 @@ def _from_client(scope: Message) -> Message:
 
 async def _tell_methods(send: Send) -> None:
     """What the paths that are only read take; of the server as a whole, that it answers."""
-    await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", _READING)]})
+    await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", ", ".join(_READING).encode())]})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _answer(send: Send, error: WeirError, *, close: bool) -> None:
+async def _answer(send: Send, error: WeirError, *, close: bool, methods: tuple[str, ...] = ()) -> None:
     body = orjson.dumps(error_object(error))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *error_headers(error),
-        *([(b"allow", _READING)] if isinstance(error, MethodNotAllowed) else []),
+        *([(b"allow", ", ".join(methods).encode())] if isinstance(error, MethodNotAllowed) else []),
         *([(b"connection", b"close")] if close else []),
     ]
     await send({"type": "http.response.start", "status": status_of(error), "headers": headers})

@@ -12,6 +12,7 @@ from controlplane.pages import dead_letters, engines, limits, refusals
 urlpatterns = [
     path("", views.home, name="home"),
     path("favicon.ico", views.favicon, name="favicon"),
+    path("admin", views.home, name="console"),
     path("admin/requests/", admin.site.admin_view(views.recent_requests), name="recent_requests"),
     path("admin/requests/<uuid:request_id>/", admin.site.admin_view(views.request_timeline), name="request_timeline"),
     path("admin/usage/", admin.site.admin_view(views.usage), name="usage"),

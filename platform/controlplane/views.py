@@ -46,6 +46,11 @@ _AWAY_PAGE = (
     "Nothing was changed; try again in a few seconds."
 )
 
+_UNREADABLE_PAGE = (
+    "<!doctype html><html lang=en><title>Weir</title><p>This address, or the form sent to it, cannot be read here. "
+    'Nothing was changed; begin again at the <a href="/admin/">console</a>.'
+)
+
 T = TypeVar("T")
 
 
@@ -65,7 +70,7 @@ def favicon(request: HttpRequest) -> HttpResponse:
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """400 for what Django itself refuses to read."""
     if _is_page(request):
-        return defaults.bad_request(request, exception)
+        return HttpResponse(_UNREADABLE_PAGE, status=400)
     return _error("The request cannot be read.", status=400, kind="invalid_request_error", code="invalid_request")
 
 

@@ -118,14 +118,26 @@ class MayDo(BasePermission):
     message = "This needs an operator's session, a member's role, or a key with the scope `manage`."
 
     def has_permission(self, request: Request, view: APIView) -> bool:
+        """Where not, `message` says what would do: DRF asks an instance of its own for each request."""
         caller = request.auth
         if not isinstance(caller, Caller) or not caller.opens:
             return False
         if caller.role is not None:
             needs: dict[str, Action] = getattr(view, "needs", {})
             action = getattr(view, "action", None)
-            return action is None or may(caller.role, needs.get(str(action), Action.OPERATE))
-        return bool(cast("Any", caller.user).has_perm(_permission(request, view)))
+            needed = needs.get(str(action), Action.OPERATE)
+            self.message = _who_may(needed, operators=getattr(view, "operators", "operators"))
+            return action is None or may(caller.role, needed)
+        permission = _permission(request, view)
+        self.message = f"This needs the permission `{permission}`, which your roles do not have."
+        return bool(cast("Any", caller.user).has_perm(permission))
+
+
+def _who_may(needed: Action, *, operators: str) -> str:
+    roles = [role.value for role in Role if may(role, needed)]
+    if not roles:
+        return f"This is for {operators} only."
+    return f"This is for {operators} and members with one of these roles: {', '.join(roles)}."
 
 
 def _permission(request: Request, view: APIView) -> str:

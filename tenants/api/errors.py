@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
-from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation, TooManyFieldsSent
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
 from django.http import Http404, HttpResponse, JsonResponse
@@ -109,7 +110,7 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, IntegrityError | DataError | OperationalError | InterfaceError | InternalError):
         return database_error(error, context)
     if isinstance(error, SuspiciousOperation):
-        return _unreadable(error)
+        return _unreadable(error, context)
     if isinstance(error, Http404):
         return _answer(404, "Not found.")
     if isinstance(error, DjangoPermissionDenied):
@@ -149,21 +150,26 @@ def as_json(answer: Response) -> HttpResponse:
     return JsonResponse(answer.data, status=answer.status_code, headers=headers)
 
 
-def _unreadable(error: Exception) -> Response:
+def _unreadable(error: Exception, context: dict[str, Any]) -> Response:
     """What Django itself refuses to read, whoever reads first: its own answer would be a page of HTML."""
+    if isinstance(error, TooManyFieldsSent):
+        most = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
+        query = getattr(context.get("request"), "META", {}).get("QUERY_STRING", "")
+        part = "query" if query.count("&") >= most else "body"  # as Django counts
+        return _answer(400, f"More than {most:,} parameters.", param=part)
     if isinstance(error, RequestDataTooBig):
         return _answer(413, "The body is too large.")
     return _answer(400, "The request cannot be read.")
 
 
 def _invalid(error: DjangoValidationError, context: dict[str, Any]) -> Response:
-    """What a service or a model's own check refused."""
+    """What a service or a model's own check refused. What no field can mend is a conflict with how things stand."""
     fields: dict[str, list[DjangoValidationError]] = getattr(error, "error_dict", None) or {"": error.error_list}
     broken = CONSTRAINTS.get(_constraint_of(next(iter(fields.values()))[0]))
     if broken is not None:
         return _broken(broken, context)
     param, message = _first(error.message_dict if hasattr(error, "error_dict") else error.messages)
-    return _answer(400, message, param=param or "request")
+    return _answer(400, message, param=param) if param else _answer(409, message)
 
 
 def _constraint_of(error: DjangoValidationError) -> str:

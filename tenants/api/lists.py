@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from contracts.errors import InvalidRequest
-from tenants.api.words import TEXT_MAX, read_id, read_instant, read_text, read_whole
+from tenants.api.words import TEXT_MAX, read_id, read_instant, read_text, read_whole, unknown_parameter
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -77,7 +77,7 @@ class StrictFilters(BaseFilterBackend):
         known = filters.keys() | _PAGING
         for param, texts in request.query_params.lists():
             if param not in known:
-                raise InvalidRequest("This parameter is not known.", param=param[:100])
+                raise unknown_parameter(param)
             if len(texts) != 1:
                 raise InvalidRequest("Name it once.", param=param)
             if param in filters:

@@ -7,14 +7,18 @@ written as UTF-8; anything else is the client's 400 or 413, never this server's 
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import IO, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import BaseParser
 
+from contracts.text import shown
+
 BODY_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 32
+DIGITS_MAX = 100  # of an integer; each field's own bound is far below
+FIELD_SHOWN_MAX = 100
 
 # A whole string (or one that never ends), else a bracket. Possessive, so that no text makes it look back.
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -42,16 +46,47 @@ class StrictJSON(BaseParser):
         try:
             return read_json(raw.decode("utf-8"))
         except ValueError as error:
-            raise ParseError(f"The body is not the JSON that this API reads: {_why(error)}.") from error
+            says = f"The body is not the JSON that this API reads: {_why(error)}."
+            raise ParseError({getattr(error, "field", None) or "body": says}) from error
+
+
+class WrongField(ValueError):
+    """What JSON leaves open and this API does not take, in `field`: its path as `limits.0.cap`, or empty."""
+
+    def __init__(self, why: str, *, field: str = "") -> None:
+        super().__init__(why)
+        self.field = field.encode("utf-8", "replace").decode()[:FIELD_SHOWN_MAX]
 
 
 def read_json(text: str) -> Any:
     """The value of `text`. Raises ValueError for what is not strict JSON, is nested too deep or cannot be stored."""
     _check_depth(text)
-    value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once)
-    if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    wrongs: list[_Wrong] = []
+
+    def mark(why: str) -> _Wrong:
+        wrongs.append(_Wrong(why))
+        return wrongs[-1]
+
+    value = json.loads(
+        text,
+        parse_constant=lambda name: mark(f"{name} is not a number of JSON"),
+        parse_float=lambda digits: number if math.isfinite(number := float(digits)) else mark("a number is too large"),
+        parse_int=lambda digits: (
+            int(digits) if len(digits) <= DIGITS_MAX else mark(f"a number has more than {DIGITS_MAX} digits")
+        ),
+        object_pairs_hook=_each_key_once,
+    )
+    if wrongs or "\\u" in text:
+        for part, field in _parts(value, ""):
+            _check_part(part, field)
     return value
+
+
+class _Wrong:
+    """Stands where a number is none, until its field is known."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
 def _check_depth(text: str) -> None:
@@ -66,21 +101,35 @@ def _check_depth(text: str) -> None:
             depth -= 1
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+def _parts(value: Any, field: str) -> Iterator[tuple[Any, str]]:
+    """Each text and number, the names of fields too, with the path of where it is. As deep as DEPTH_MAX."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name, field
+            yield from _parts(inner, f"{field}.{name}" if field else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _parts(inner, f"{field}.{index}" if field else str(index))
+    else:
+        yield value, field
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError("a number is too large")
-    return number
+def _check_part(part: Any, field: str) -> None:
+    if isinstance(part, _Wrong):
+        raise WrongField(part.why, field=field)
+    if isinstance(part, str):
+        try:
+            part.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise WrongField("a text holds half of a surrogate pair", field=field) from error
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object names a key twice")
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise WrongField(f"an object names {shown(twice)} twice", field=twice)
     return found
 
 
@@ -90,6 +139,4 @@ def _why(error: ValueError) -> str:
         return f"{error.msg}, line {error.lineno} column {error.colno}"
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
-    if isinstance(error, UnicodeEncodeError):
-        return "a text holds half of a surrogate pair"
     return str(error)

@@ -6,7 +6,7 @@ so a foreign id is a 404 on every route. A POST may be repeated by Idempotency-K
 saw, and a PATCH must.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -17,6 +17,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from rest_framework import viewsets
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -29,7 +30,7 @@ from tenants.api.lists import Filter, Keyset, StrictFilters, by_id
 from tenants.api.parsers import StrictJSON
 from tenants.api.shapes import Strict
 from tenants.api.versions import check_match, etag_of, is_unchanged
-from tenants.api.words import read_id
+from tenants.api.words import read_id, unknown_parameter
 from tenants.models import Tenant
 from tenants.roles import Action
 from tenants.row_scope import as_tenant
@@ -39,8 +40,18 @@ N = TypeVar("N", bound=Model)
 OF_TENANT = by_id("tenant_id", "Rows of this tenant; of use to operators, who see every tenant's.")
 
 
+class ByAccept(DefaultContentNegotiation):
+    """The form of an answer, by `Accept` alone: `?format=` is a parameter like another, which no route knows."""
+
+    def filter_renderers(self, renderers: Any, format: str) -> Any:
+        return renderers
+
+
 class Route(viewsets.GenericViewSet[M]):
-    """`needs` names for each action what a role must be allowed; `filters` the query parameters of the list."""
+    """`needs` names for each action what a role must be allowed; `filters` the query parameters of the list.
+
+    `operators` says whose an action is that no role within a tenant may do.
+    """
 
     authentication_classes = [ManagementKey, SignedIn]
     permission_classes = [MayDo]
@@ -48,11 +59,13 @@ class Route(viewsets.GenericViewSet[M]):
     renderer_classes = [JSONRenderer]
     pagination_class = Keyset
     filter_backends = [StrictFilters]
+    content_negotiation_class = ByAccept
     metadata_class = None
     lookup_value_converter = "uuid"
-    http_method_names = ["get", "post", "patch", "delete", "head"]
+    http_method_names = ["get", "post", "patch", "delete", "head", "options"]
     needs: ClassVar[Mapping[str, Action]]
     filters: ClassVar[Mapping[str, Filter] | None] = None
+    operators: ClassVar[str] = "operators"
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """One transaction around everything, left as the login user that began it."""
@@ -74,19 +87,26 @@ class Route(viewsets.GenericViewSet[M]):
             self._scope.enter_context(as_tenant(request.auth.tenant_id))
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """After authentication and permission: the first answer to a repeat."""
+        """After authentication and permission: the first answer to a repeat. What a path takes, anybody may ask."""
+        if request.method == "OPTIONS":
+            return
         super().initial(request, *args, **kwargs)
         if request.method not in ("GET", "HEAD"):
-            self._refuse_parameters(request)
+            narrows = "tenant" in (self.filters or ())
+            self.refuse_parameters(request, but={"tenant"} if narrows else set())
         if request.method == "POST" and repeats.HEADER in request.headers and "post" in vars(self):
             # `as_view` has put the action of this path there, and `dispatch` takes it from there next.
             vars(self)["post"] = partial(repeats.once, vars(self)["post"])
 
-    def _refuse_parameters(self, request: Request) -> None:
-        """A change is told by its body. Only `?tenant=` narrows it, where the route has tenants' rows."""
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # type: ignore[override]
+        """The methods of this path, in `Allow`, as on /v1."""
+        return Response(status=204)
+
+    def refuse_parameters(self, request: Request, *, but: Set[str] = frozenset()) -> None:
+        """A change is told by its body: only `?tenant=` narrows it, where the route has tenants' rows."""
         for param in request.query_params:
-            if param != "tenant" or "tenant" not in (self.filters or ()):
-                raise InvalidRequest("This parameter is not known.", param=param[:100])
+            if param not in but:
+                raise unknown_parameter(param)
 
     def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
         """A foreign id is not found, also by who may not do this to its own."""
@@ -123,7 +143,9 @@ class Route(viewsets.GenericViewSet[M]):
         return allowed if wanted is None else allowed & Q(tenant_id=read_id(wanted, param="tenant"))
 
     def body(self, shape: type[Strict], *, partial: bool = False) -> dict[str, Any]:
-        """The checked body. Raises DRF's ValidationError."""
+        """The checked body. Raises DRF's ValidationError, and InvalidRequest for a change that is not said at all."""
+        if self.request.method == "PATCH" and self.request.stream is None:
+            raise InvalidRequest("There is no body: send a JSON object of what is to change.", param="body")
         form = shape(data=self.request.data, partial=partial)
         form.is_valid(raise_exception=True)
         data: dict[str, Any] = form.validated_data

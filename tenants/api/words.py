@@ -10,6 +10,12 @@ from contracts.errors import InvalidRequest
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 TEXT_MAX = 200
+PARAM_SHOWN_MAX = 100
+
+
+def unknown_parameter(name: str) -> InvalidRequest:
+    """What every route answers to a query parameter that means nothing to it."""
+    return InvalidRequest("This parameter is not known.", param=name[:PARAM_SHOWN_MAX], code="unknown_parameter")
 
 
 def is_uuid(text: str) -> bool:

@@ -102,6 +102,7 @@ class EndpointRoute(mixins.ListModelMixin, Route[Endpoint]):
     @extend_schema(summary="Events that can be sent", responses=shapes.KnownEventOut(many=True))
     @action(detail=False, pagination_class=None, filter_backends=[])
     def events(self, request: Request) -> Response:
+        self.refuse_parameters(request)
         return Response([{"name": name, "about": known.about} for name, known in sorted(EVENTS.items()) if known.sent])
 
 

@@ -1,6 +1,7 @@
 """`manage.py close_period`: compare the books of tenants' months, show every gap, waive with a reason, seal."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 from redis.exceptions import RedisError
 
+from billing.closing.check import Evidence
 from billing.closing.close import (
     CloseBlocked,
     CloseRefused,
@@ -18,6 +20,7 @@ from billing.closing.close import (
     waive_gaps,
 )
 from billing.customers import find_tenant, no_such_tenant, tenant_names
+from billing.management.arguments import read_month
 from billing.management.composition import gather_evidence
 from billing.models import BillingPeriod, PeriodState
 from stores.clickhouse import ClickHouseError
@@ -45,22 +48,20 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["month"] is not None:
+            options["month"] = read_month(options["month"], option="--month")
         now = timezone.now()
         try:
             evidence = gather_evidence(attempt_logs=options["attempt_logs"])
         except (RedisError, ValueError) as error:
             raise CommandError(f"the usage streams do not answer: {error}") from error
+        periods = list(self._periods(options, now))
+        if not periods:
+            self.stdout.write(f"nothing to close: no period {options['month'] or 'is over'}")
         blocked = 0
-        for period in self._periods(options, now):
+        for period in periods:
             try:
-                if options["waive"]:
-                    self._waive(period, options, now)
-                if period.state == PeriodState.DRAFT:
-                    seal_period(period, evidence, actor=options["by"], now=now)
-                    self.stdout.write(f"{period}: sealed, unexplained tokens: 0 beyond what was waived")
-                else:
-                    revision = correct_period(period, evidence, now=now)
-                    self.stdout.write(f"{period}: {'as sealed' if revision is None else f'revision {revision}'}")
+                self._close(period, evidence, options, now)
             except CloseBlocked as error:
                 blocked += 1
                 self._show(period, error)
@@ -71,6 +72,16 @@ class Command(BaseCommand):
                 raise CommandError(f"the usage tables do not answer: {error}") from error
         if blocked:
             raise CommandError(f"{blocked} periods are not closed")
+
+    def _close(self, period: BillingPeriod, evidence: Evidence, options: dict[str, Any], now: datetime) -> None:
+        if options["waive"]:
+            self._waive(period, options, now)
+        if period.state == PeriodState.DRAFT:
+            seal_period(period, evidence, actor=options["by"], now=now)
+            self.stdout.write(f"{period}: sealed, unexplained tokens: 0 beyond what was waived")
+            return
+        revision = correct_period(period, evidence, now=now)
+        self.stdout.write(f"{period}: {'as sealed' if revision is None else f'revision {revision}'}")
 
     def _periods(self, options: dict[str, Any], now: Any) -> Iterable[BillingPeriod]:
         for tenant_id in self._tenants(options["tenant"]):

@@ -5,11 +5,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from billing.customers import find_payer, find_tenant, no_such_tenant
 from billing.ledger.credits import CreditRefused, balance_nano, expire_credits, grant_credit
 from billing.ledger.journal import LedgerConflict
+from billing.management.arguments import read_moment
 from contracts.money import text_from_nano
 
 
@@ -44,9 +44,7 @@ class Command(BaseCommand):
         self.stdout.write(f"credit left: {text_from_nano(left)} {payer.currency}")
 
     def _grant(self, tenant_id: Any, currency: str, options: dict[str, Any]) -> None:
-        expires = parse_datetime(options["expires"]) if options["expires"] else None
-        if options["expires"] and (expires is None or expires.tzinfo is None):
-            raise CommandError("--expires is a time with its zone, e.g. 2027-12-31T00:00:00+00:00")
+        expires = None if options["expires"] is None else read_moment(options["expires"], option="--expires")
         try:
             _, created = grant_credit(
                 key=options["key"],

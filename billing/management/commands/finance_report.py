@@ -3,16 +3,14 @@
 import json
 import sys
 from dataclasses import replace
-from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils.dateparse import parse_date, parse_datetime
 
 from billing.clickhouse.finance import DIMENSIONS, PAGE_MAX, FinanceQuestion
 from billing.customers import find_tenant, no_such_tenant
+from billing.management.arguments import read_day_or_moment
 from billing.reporting.finance import FinanceLine, movers, read_finance, read_wasted
 from billing.reporting.table import as_csv, as_parquet, plain, rows_of
 from billing.selectors import usage_reader
@@ -62,8 +60,8 @@ class Command(BaseCommand):
         )
         return replace(
             question,
-            start_ms=_instant_ms(options["start"], question.zone),
-            end_ms=_instant_ms(options["end"], question.zone),
+            start_ms=_instant_ms(options["start"], question.zone, option="--from"),
+            end_ms=_instant_ms(options["end"], question.zone, option="--to"),
             by=tuple(filter(None, options["by"].split(","))),
             tenant_id=str(tenant_id),
         )
@@ -102,12 +100,8 @@ def _all_lines(question: FinanceQuestion) -> list[FinanceLine]:
         question = replace(question, after=page.next_after)
 
 
-def _instant_ms(text: str, zone: str) -> int:
-    day = parse_date(text)
-    at = parse_datetime(text) if day is None else datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone))
-    if at is None or at.tzinfo is None:
-        raise CommandError(f"{text} is neither a day nor a time with its offset")
-    return round(at.timestamp() * 1_000)
+def _instant_ms(text: str, zone: str, *, option: str) -> int:
+    return round(read_day_or_moment(text, option=option, zone=zone).timestamp() * 1_000)
 
 
 def _nano(text: str) -> int:

@@ -80,7 +80,7 @@ class Command(BaseCommand):
             raise CommandError(f"the usage tables do not answer: {error}") from error
 
     def _issue(self, options: dict[str, Any]) -> None:
-        refused = 0
+        issued = refused = 0
         for period in _periods(options["tenant"]):
             try:
                 made = issue_document(period_id=period.pk, actor=options["by"], now=timezone.now())
@@ -89,16 +89,22 @@ class Command(BaseCommand):
                 self.stdout.write(f"{period}: {error}")
                 continue
             if made is not None:
+                issued += 1
                 self.stdout.write(
                     f"{period}: {made.get_kind_display()} {made.number}, {made.total.normalize():f} {made.currency}, "
                     f"due {amount_due(made).normalize():f}"
                 )
         if refused:
             raise CommandError(f"{refused} periods have no document")
+        if not issued:
+            self.stdout.write("nothing to issue: every sealed period has its documents")
 
     def _files(self, options: dict[str, Any]) -> None:
         objects = _objects()
-        for document in Invoice.objects.filter(files={}).order_by("year", "serial"):
+        documents = list(Invoice.objects.filter(files={}).order_by("year", "serial"))
+        if not documents:
+            self.stdout.write("nothing to store: every document has its files")
+        for document in documents:
             store_files(invoice_id=document.pk, objects=objects)
             self.stdout.write(f"{document}: stored")
 

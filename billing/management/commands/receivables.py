@@ -1,15 +1,14 @@
 """`manage.py receivables`: ageing of what is owed and the unbilled accrual, as CSV, reconciled with the ledger."""
 
 import csv
-from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from billing.customers import tenant_names
 from billing.invoicing.receivables import BUCKETS, receivables
+from billing.management.arguments import read_moment
 
 
 class Command(BaseCommand):
@@ -21,9 +20,7 @@ class Command(BaseCommand):
         parser.add_argument("--at", help="moment that ages are counted to, e.g. 2026-12-31T00:00:00+00:00; now without")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        at: datetime | None = parse_datetime(options["at"]) if options["at"] else timezone.now()
-        if at is None or at.tzinfo is None:
-            raise CommandError("--at is a time with its zone, e.g. 2026-12-31T00:00:00+00:00")
+        at = timezone.now() if options["at"] is None else read_moment(options["at"], option="--at")
         names = tenant_names()
         buckets = [name for name, _ in BUCKETS]
         writer = csv.writer(self.stdout, lineterminator="\n")

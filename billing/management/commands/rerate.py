@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing.invoicing.whatif import rerate_month
+from billing.management.arguments import read_month
 from billing.models import PriceList
-from billing.rating.periods import Month
 from contracts.money import text_from_nano
 
 
@@ -21,10 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--list", dest="name", required=True, help="name of the price list")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            month = str(Month.read(options["month"]))
-        except ValueError as error:
-            raise CommandError("--month is like 2026-11") from error
+        month = read_month(options["month"], option="--month")
         price_list = PriceList.objects.filter(name=options["name"]).first()
         if price_list is None:
             raise CommandError(f"no price list is called {options['name']}")

@@ -4,16 +4,16 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from billing import selectors
 from billing.clickhouse.shapes import LedgerTotals, ReportLine
 from billing.customers import find_tenant, no_such_tenant
+from billing.management.arguments import read_day_or_moment
 from contracts.money import text_from_nano
 from stores.clickhouse import ClickHouseError
 
@@ -41,8 +41,8 @@ class Command(BaseCommand):
         if tenant_id is None:
             raise CommandError(no_such_tenant(options["tenant"]))
         now = timezone.now()
-        start_ms = _instant_ms(options["start"] or now.strftime("%Y-%m-01"))
-        end_ms = _instant_ms(options["end"] or now.isoformat())
+        start_ms = _instant_ms(options["start"] or now.strftime("%Y-%m-01"), option="--from")
+        end_ms = _instant_ms(options["end"] or now.isoformat(), option="--to")
         if start_ms >= end_ms:
             raise CommandError("--from is before --to")
         try:
@@ -121,13 +121,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _instant_ms(text: str) -> int:
+def _instant_ms(text: str, *, option: str) -> int:
     """A UTC day's first moment, or an instant with its offset."""
-    try:
-        at = datetime.combine(date.fromisoformat(text), datetime.min.time(), tzinfo=UTC)
-    except ValueError:
-        found = parse_datetime(text)
-        if found is None or found.tzinfo is None:
-            raise CommandError(f"{text} is neither a day nor an instant with its offset") from None
-        at = found
+    at = read_day_or_moment(text, option=option)
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

@@ -18,6 +18,11 @@ from controlplane.capacity.plan import GIB, Ask, DeviceMemory
 COUNT_MAX = 10**15
 GIB_MAX = Fraction(10**9)
 UTILIZATION = Fraction(9, 10)
+_DECIMALS_MOST = {
+    "dtype_bytes": Fraction(16), "budget_gib": GIB_MAX, "device_memory_gib": GIB_MAX, "utilization": Fraction(1),
+    "overhead_gib": GIB_MAX,
+}  # fmt: skip
+_COUNTS_MOST = {"kv_dtype_bytes": 16}
 NUMBERS = ("layers", "heads", "kv_heads", "head_size", "window", "latent_size", "full_layers", "state_bytes")
 
 
@@ -33,7 +38,12 @@ class Said:
 
 
 def read_ask(said: Said) -> Ask:
-    """Raises CapacityRefused with the name of what is wrong or missing."""
+    """Raises CapacityRefused with the name of what is wrong, and only then of what is missing."""
+    for name in _DECIMALS_MOST:
+        _decimal(said, name)
+    for name, value in said.numbers.items():
+        if value is not None:
+            _count(said, name)
     dtype, kv_dtype = _dtypes(said)
     budget = _gib(said, "budget_gib")
     memory = _gib(said, "device_memory_gib")
@@ -60,14 +70,12 @@ def _layout(said: Said, dtype_bytes: int) -> Layout:
         if given or said.attention:
             raise CapacityRefused("The configuration says this itself.", param=next(iter(given), "attention"))
         return layout_of(said.config)
-    for name in given:
-        _count(said, name)
     return layout_given(said.attention or "gqa", given, dtype_bytes=dtype_bytes)
 
 
 def _dtypes(said: Said) -> tuple[Fraction, int]:
     """Bytes of a weight and of a number in the cache: the same, unless said apart."""
-    dtype = _decimal(said, "dtype_bytes", most=Fraction(16))
+    dtype = _decimal(said, "dtype_bytes")
     if dtype is None:
         if said.config is None:
             raise CapacityRefused("Say how many bytes a parameter takes, or give a config.", param="dtype_bytes")
@@ -77,7 +85,7 @@ def _dtypes(said: Said) -> tuple[Fraction, int]:
     kv = said.numbers.get("kv_dtype_bytes")
     if kv is None and dtype.denominator != 1:
         raise CapacityRefused("Say how many bytes a number in the cache takes.", param="kv_dtype_bytes")
-    return dtype, dtype.numerator if kv is None else _count(said, "kv_dtype_bytes", most=16)
+    return dtype, dtype.numerator if kv is None else _count(said, "kv_dtype_bytes")
 
 
 def _params(said: Said) -> int:
@@ -91,36 +99,37 @@ def _params(said: Said) -> int:
 
 
 def _memory(said: Said, size: int) -> DeviceMemory:
-    utilization = _decimal(said, "utilization", most=Fraction(1))
+    utilization = _decimal(said, "utilization")
     overhead = _gib(said, "overhead_gib")
     return DeviceMemory(
         size=size, utilization=UTILIZATION if utilization is None else utilization, overhead=overhead or 0
     )
 
 
-def _count(said: Said, name: str, *, default: int | None = None, most: int = COUNT_MAX) -> int:
+def _count(said: Said, name: str, *, default: int | None = None) -> int:
     value = said.numbers.get(name)
     if value is None:
         if default is None:
             raise CapacityRefused("This number is missing.", param=name)
         return default
+    most = _COUNTS_MOST.get(name, COUNT_MAX)
     if not 1 <= value <= most:
         raise CapacityRefused(f"A whole number from 1 to {most}.", param=name)
     return value
 
 
 def _gib(said: Said, name: str) -> int | None:
-    value = _decimal(said, name, most=GIB_MAX)
+    value = _decimal(said, name)
     return None if value is None else int(value * GIB)
 
 
-def _decimal(said: Said, name: str, *, most: Fraction) -> Fraction | None:
+def _decimal(said: Said, name: str) -> Fraction | None:
     text = said.decimals.get(name)
     if text is None:
         return None
     if len(text) > 40 or not text.isascii() or not text.replace(".", "", 1).isdigit():
         raise CapacityRefused("A decimal number, like 0.5 or 400.", param=name)
     value = Fraction(text if text[0] != "." else f"0{text}")
-    if value > most:
-        raise CapacityRefused(f"At most {most}.", param=name)
+    if value > _DECIMALS_MOST[name]:
+        raise CapacityRefused(f"At most {_DECIMALS_MOST[name]}.", param=name)
     return value

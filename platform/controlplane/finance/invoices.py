@@ -23,6 +23,7 @@ from contracts.money import nano_from_decimal, text_from_nano
 from stores.objects import Objects, ObjectStoreError
 from tenants.api.lists import by_instant, by_text, by_value
 from tenants.api.routes import OF_TENANT, Route
+from tenants.api.words import unknown_parameter
 from tenants.roles import Action
 
 
@@ -107,7 +108,7 @@ class InvoiceRoute(mixins.ListModelMixin, Route[Invoice]):
         if ending not in CONTENT_TYPES:
             raise InvalidRequest(f"One of: {', '.join(CONTENT_TYPES)}.", param="as")
         for unknown in request.query_params.keys() - {"as"}:
-            raise InvalidRequest("This parameter is not known.", param=unknown[:100])
+            raise unknown_parameter(unknown)
         document = get_object_or_404(self.get_queryset(), pk=pk)
         s3_url = settings.ENV.s3_url
         objects = None if s3_url is None else Objects.open(s3_url.get_secret_value())

@@ -30,7 +30,7 @@ from contracts.errors import InvalidRequest, Unavailable
 from contracts.money import nano_from_decimal, text_from_nano
 from stores.clickhouse import ClickHouseError
 from tenants.api.routes import Route
-from tenants.api.words import read_id, read_instant, read_whole
+from tenants.api.words import read_id, read_instant, read_whole, unknown_parameter
 from tenants.roles import Action
 
 SLO_MS_MAX = 3_600_000
@@ -56,6 +56,7 @@ _LIST = {200: OpenApiTypes.OBJECT}
 class FinanceRoute(Route[Invoice]):
     """Nothing here is a tenant's: margins are the operator's own."""
 
+    operators = "operators of finance"
     queryset = Invoice.objects.all()
     needs: ClassVar[Mapping[str, Action]] = dict.fromkeys(("usage", "wasted", "moved", "owed"), Action.OPERATE)
 
@@ -147,7 +148,7 @@ def _given(request: Request, known: Sequence[OpenApiParameter]) -> dict[str, str
     names, given = {each.name for each in known}, {}
     for name, texts in request.query_params.lists():
         if name not in names:
-            raise InvalidRequest("This parameter is not known.", param=name[:100])
+            raise unknown_parameter(name)
         if len(texts) != 1:
             raise InvalidRequest("Name it once.", param=name)
         given[name] = str(texts[0])

@@ -300,6 +300,11 @@ class TestCommand:
         assert "acme 2026-11: revision 2" in self.run()
         assert "not_over" in self.run("--month", "2026-12")
 
+    def test_refuses_what_is_no_month_and_says_where_there_is_nothing_to_do(self, wired_books: Books) -> None:
+        for wrong in ("2026-99", "garbage", "2026-1", "2026", ""):
+            assert self.run("--month", wrong) == "--month is like 2026-11"
+        assert self.run("--month", "2031-01") == "nothing to close: no period 2031-01\n"
+
     def test_shows_each_gap_and_takes_a_waiver(self, wired_books: Books) -> None:
         odd = wired_books.use(START, of="clickhouse ledger")
         shown = self.run()

@@ -206,12 +206,21 @@ class TestCommand:
         assert self.run("expire") == "expired: 0\n"
 
     @pytest.mark.parametrize(
-        ("amount", "expires"), [("x", None), ("0", None), ("0.0000000001", None), ("1", "2027-01-01"), ("1", "x")]
+        ("amount", "expires"),
+        [
+            ("x", None),
+            ("0", None),
+            ("0.0000000001", None),
+            ("1", "2027-01-01"),
+            ("1", "x"),
+            ("1", "2027-99-01T00:00:00Z"),
+            ("1", ""),
+        ],
     )
     def test_names_what_is_wrong(self, tenants: dict[str, Tenant], amount: str, expires: str | None) -> None:
         words = ["grant", "--tenant", "acme", "--amount", amount, "--key", "k", "--reason", "r"]
         with pytest.raises(CommandError):
-            self.run(*words, *(["--expires", expires] if expires else []))
+            self.run(*words, *(["--expires", expires] if expires is not None else []))
         with pytest.raises(CommandError, match="nobody"):
             self.run("balance", "--tenant", "nobody")
         assert not CreditGrant.objects.exists()

@@ -221,6 +221,7 @@ class TestApi:
         span = "" if param == "from" else "from=2026-04-01T00:00:00Z&to=2026-04-11T00:00:00Z&"
         status, answer = operator("get", f"finance/usage?{span}{query}")
         assert (status, answer["error"]["param"]) == (400, param)
+        assert (answer["error"]["code"] == "unknown_parameter") is (param == "nobody")
 
     def test_is_no_tenant_s(self, operator: Api, tenants: dict[str, Tenant]) -> None:
         user = User.objects.create_user("bill")
@@ -249,3 +250,6 @@ class TestCommand:
             asked("--by", "nobody")
         with pytest.raises(CommandError, match="amount"):
             asked("--sequence-hour", "much")
+        for option, wrong in (("--from", "2026-99-01"), ("--to", "2026-06-31"), ("--to", "2026-04-11T25:00:00Z")):
+            with pytest.raises(CommandError, match=f"{option} is a day like 2026-11-01"):
+                asked(option, wrong)

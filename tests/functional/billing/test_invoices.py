@@ -379,9 +379,9 @@ class TestCommand:
 
     def test_issues_stores_and_books(self, november: BillingPeriod, tmp_path: Path) -> None:
         assert self.run("issue") == "acme 2026-11: Invoice WEIR-2026-000001, 103.2 USD, due 103.2\n"
-        assert self.run("issue", "--tenant", "acme") == ""
+        assert self.run("issue", "--tenant", "acme") == "nothing to issue: every sealed period has its documents\n"
         assert self.run("files") == "WEIR-2026-000001: stored\n"
-        assert self.run("files") == ""
+        assert self.run("files") == "nothing to store: every document has its files\n"
         self.run("get", "WEIR-2026-000001", "--to", str(tmp_path / "a.pdf"))
         assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF-1.7")
         words = ("pay", "WEIR-2026-000001", "--amount", "103.20", "--key", "wire-1")

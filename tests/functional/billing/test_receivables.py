@@ -84,8 +84,9 @@ class TestReceivables:
         assert (row["tenant"], row["not_due"], row["unbilled"], row["reconciles"]) == (
             "acme", "5.650000000", "0.860000000", "True",
         )  # fmt: skip
-        with pytest.raises(CommandError, match="zone"):
-            call_command("receivables", "--at", "2027-01-01T00:00:00")
+        for wrong in ("2027-01-01T00:00:00", "2027-13-01T00:00:00Z", "garbage", "", "0001-01-01T00:00:00+14:00"):
+            with pytest.raises(CommandError, match="--at is a time with its zone"):
+                call_command("receivables", "--at", wrong)
 
 
 class TestFocus:

@@ -282,8 +282,12 @@ class TestUsageReport:
         [
             (("--tenant", "nobody", "--from", "2027-01-15", "--to", "2027-01-16"), "no tenant .* there is: acme"),
             (("--tenant", "acme", "--from", "2027-01-16", "--to", "2027-01-15"), "before"),
-            (("--tenant", "acme", "--from", "yesterday", "--to", "2027-01-15"), "neither"),
-            (("--tenant", "acme", "--from", "2027-01-15T00:00:00", "--to", "2027-01-16"), "neither"),
+            (("--tenant", "acme", "--from", "yesterday", "--to", "2027-01-15"), "--from is a day like 2026-11-01"),
+            (
+                ("--tenant", "acme", "--from", "2027-01-15T00:00:00", "--to", "2027-01-16"),
+                "--from is a day like 2026-11-01",
+            ),
+            (("--tenant", "acme", "--from", "2027-01-15", "--to", "2027-13-16"), "--to is a day like 2026-11-01"),
         ],
     )
     def test_says_what_is_wrong_with_the_question(self, acme: Tenant, arguments: tuple[str, ...], message: str) -> None:

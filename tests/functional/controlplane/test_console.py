@@ -78,6 +78,23 @@ class TestUnknownPaths:
 
 
 class TestLooks:
+    def test_the_console_s_name_leads_there_too(self, db: None, wired: Redis, client: Client) -> None:
+        answer = client.get("/admin")
+        assert (answer.status_code, answer["location"]) == (302, "/admin/")
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/admin/tenants/tenant/?_to_field=x", f"/admin/tenants/tenant/?{'a=1&' * 1_001}"],
+        ids=["field", "many"],
+    )
+    def test_what_django_does_not_read_is_a_plain_page(self, path: str, operator: Client) -> None:
+        answer = operator.get(path)
+        assert (answer.status_code, answer["content-type"]) == (400, "text/html; charset=utf-8")
+        page = answer.content.decode()
+        assert page.startswith("<!doctype html><html lang=en><title>Weir</title>")
+        assert "This address, or the form sent to it, cannot be read here." in page
+        assert "Bad Request" not in page
+
     def test_every_instant_names_its_zone(self, operator: Client) -> None:
         seed_demo()
         for path in ("/admin/tenants/apikey/", "/admin/tenants/tenant/", "/admin/billing/priceversion/"):

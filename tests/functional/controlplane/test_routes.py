@@ -25,7 +25,18 @@ from tests.functional.tenants.test_matrix import PLACES, PREFIX, make_document
 __all__ = ["acme", "plan"]
 
 SOMETHING = "0198a000-0000-7000-8000-0000000000ff"  # the id of nothing
-OPEN = {"home", "favicon", "schema", "api_docs", "inference_docs", "account_login", "login", "account_logout", "logout"}
+OPEN = {
+    "home",
+    "console",
+    "favicon",
+    "schema",
+    "api_docs",
+    "inference_docs",
+    "account_login",
+    "login",
+    "account_logout",
+    "logout",
+}
 # Whoever is signed in: the home page, the search in what one may see, one's own password and second factor.
 EVERYBODYS = {
     "index",
@@ -155,7 +166,7 @@ class TestStrangers:
     def test_may_read_what_is_open(self, db: None, wired: Redis) -> None:
         found = {name: Client().get(path).status_code for path, name in of_class("open")}
         seen = dict.fromkeys(("favicon", "schema", "api_docs", "inference_docs", "account_login", "login"), 200)
-        assert found == seen | dict.fromkeys(("home", "account_logout", "logout"), 302)
+        assert found == seen | dict.fromkeys(("home", "console", "account_logout", "logout"), 302)
 
 
 @pytest.mark.parametrize("role", [*GRANTS, "nobody"])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.contrib.auth.models import User
+from django.core.exceptions import TooManyFieldsSent
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
@@ -12,7 +13,7 @@ from contracts.errors import LimitExceeded
 from tenants import services
 from tenants.api.errors import CONSTRAINTS, UNREACHABLE, openai_error
 from tenants.models import Member, Plan, Project, Tenant
-from tests.functional.tenants.api import Api, manager
+from tests.functional.tenants.api import Api, manager, member
 from tests.functional.tenants.conftest import Customer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("wired")]
@@ -140,7 +141,6 @@ class TestParam:
             ("[]", "application/json", 400, "body"),
             ("null", "application/json", 400, "body"),
             ('"text"', "application/json", 400, "body"),
-            ('{"a":1,"a":2}', "application/json", 400, "body"),
             ("name=x", "application/x-www-form-urlencoded", 415, "Content-Type"),
             ("{}", "text/plain", 415, "Content-Type"),
         ],
@@ -165,10 +165,100 @@ class TestParam:
         assert said(api("delete", "keys")[1])[0] == "method"
         assert said(Api("weir_x")("get", "keys")[1])[0] == "Authorization"
 
+    def test_names_the_field_of_what_json_leaves_open(self, api: Api) -> None:
+        for body, param, why in (
+            ('{"name": "a", "name": "b"}', "name", "an object names `name` twice"),
+            ('{"limits": [{"cap": 1, "cap": 2}]}', "cap", "an object names `cap` twice"),
+            ('{"a\\n": 1, "a\\n": 2}', "a\n", "an object names `a\N{REPLACEMENT CHARACTER}` twice"),
+            ('{"\\ud800": 1, "\\ud800": 2}', "?", "an object names `\N{REPLACEMENT CHARACTER}` twice"),
+            ('{"": 1, "": 2}', "body", "an object names `` twice"),
+            ('{"name": NaN}', "name", "NaN is not a number of JSON"),
+            ('{"limits": [{}, {"cap": -Infinity}]}', "limits.1.cap", "-Infinity is not a number of JSON"),
+            ('{"limits": [1, 1e999]}', "limits.1", "a number is too large"),
+            ("NaN", "body", "NaN is not a number of JSON"),
+            ("[NaN]", "0", "NaN is not a number of JSON"),
+            ('{"name": "\\ud800"}', "name", "a text holds half of a surrogate pair"),
+            ('{"limits": [{"\\ud800": 1}]}', "limits.0", "a text holds half of a surrogate pair"),
+            ('{"\\ud800": 1}', "body", "a text holds half of a surrogate pair"),
+            (f'{{"name": {"9" * 5_001}}}', "name", "a number has more than 100 digits"),
+            (f'{{"limits": [{{"cap": -{"9" * 101}}}]}}', "limits.0.cap", "a number has more than 100 digits"),
+        ):
+            answer = api._client.post("/api/v1/projects", body, content_type="application/json", headers=api._headers)
+            says = f"The body is not the JSON that this API reads: {why}."
+            assert (answer.status_code, said(answer.json())) == (400, (param, says)), body[:60]
+
+    def test_names_the_body_of_a_change_that_has_none(self, acme: Customer, api: Api) -> None:
+        for path in (f"projects/{acme.project.id}", f"keys/{acme.key.id}", f"tenants/{acme.tenant.id}"):
+            api("get", path)
+            status, answer = api("patch", path, if_match=api.last["ETag"])
+            assert (status, said(answer)) == (
+                400, ("body", "There is no body: send a JSON object of what is to change."),
+            )  # fmt: skip
+
+    def test_names_nothing_where_no_field_can_mend_it(self, acme: Customer, api: Api) -> None:
+        services.revoke_key(key=acme.key)
+        status, answer = api("post", f"keys/{acme.key.id}/rotate", {})
+        assert (status, said(answer)) == (409, (None, "This key was revoked or has expired; make a new one."))
+        assert (answer["error"]["type"], answer["error"]["code"]) == ("conflict_error", "conflict")
+
+    @pytest.mark.parametrize("path", ["/api/v1/projects", "/api/schema", "/api/docs/", "/api/v1/finance/usage"])
+    def test_names_the_query_where_it_has_too_many_parameters(self, api: Api, path: str) -> None:
+        answer = Client().get(f"{path}?{'a=1&' * 1_001}", headers=api._headers)
+        assert (answer.status_code, said(answer.json())) == (400, ("query", "More than 1,000 parameters."))
+        assert answer["Content-Type"] == "application/json"
+
+    def test_names_the_body_of_a_form_that_has_too_many_fields(self) -> None:
+        answer = openai_error(TooManyFieldsSent(), {})
+        assert answer is not None
+        assert (answer.status_code, said(answer.data)) == (400, ("body", "More than 1,000 parameters."))
+
     def test_names_a_parameter_of_a_change_that_is_not_known(self, api: Api) -> None:
         status, answer = api("post", "projects?dry_run=true", {"name": "x"})
-        assert (status, answer["error"]["param"]) == (400, "dry_run")
+        assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "dry_run", "unknown_parameter")
         assert api("get", "projects?name=x")[1]["data"] == []
+
+
+class TestMessages:
+    def test_say_who_may_what_the_caller_may_not(self, acme: Customer, api: Api) -> None:
+        viewer = member(acme, "viewer")
+        for who, method, path, says in (
+            (api, "get", "finance/usage", "This is for operators of finance only."),
+            (api, "get", "finance/receivables", "This is for operators of finance only."),
+            (api, "post", "tenants", "This is for operators only."),
+            (api, "post", "plans", "This is for operators only."),
+            (api, "post", f"tenants/{acme.tenant.id}/resume", "This is for operators only."),
+            (viewer, "post", "projects",
+             "This is for operators and members with one of these roles: owner, admin, developer."),
+            (viewer, "get", "audit", "This is for operators and members with one of these roles: owner, admin."),
+            (Api(acme.plaintext), "get", "projects",
+             "This needs an operator's session, a member's role, or a key with the scope `manage`."),
+        ):  # fmt: skip
+            status, answer = who(method, path, {} if method == "post" else None)
+            assert (status, said(answer)) == (403, ("Authorization", says)), path
+
+    def test_name_the_permission_that_an_operator_has_not(self, acme: Customer) -> None:
+        support = Api(user=User.objects.create_user("sue", password="x", is_staff=True))
+        status, answer = support("get", "finance/usage")
+        says = "This needs the permission `billing.view_invoice`, which your roles do not have."
+        assert (status, said(answer)) == (403, ("Authorization", says))
+
+
+class TestOptions:
+    def test_are_the_methods_of_a_path_for_whoever_asks(self, acme: Customer, api: Api) -> None:
+        for path, methods in (
+            ("projects", "GET, POST, HEAD, OPTIONS"),
+            (f"projects/{acme.project.id}", "GET, PATCH, DELETE, HEAD, OPTIONS"),
+            ("finance/usage", "GET, HEAD, OPTIONS"),
+            ("capacity", "POST, OPTIONS"),
+        ):
+            for who in (api, Api()):
+                assert who("options", path) == (204, None)
+                assert who.last["Allow"] == methods
+
+    @pytest.mark.parametrize("path", ["/api/schema", "/api/docs/", "/api/docs/inference/"])
+    def test_are_told_of_the_documents_too(self, path: str) -> None:
+        answer = Client().options(path)
+        assert (answer.status_code, answer.content, answer["Allow"]) == (204, b"", "GET, HEAD, OPTIONS")
 
 
 class TestForms:
@@ -180,7 +270,7 @@ class TestForms:
             ("/api/schema", {"accept": "text/html"}, 406, "Accept"),
             ("/api/docs/?format=evil", {}, 400, "format"),
             ("/api/docs/", {"accept": "image/png"}, 406, "Accept"),
-            ("/api/v1/keys?format=evil", {}, 404, "path"),
+            ("/api/v1/keys?format=evil", {}, 401, "Authorization"),
             ("/api/v1/keys", {"accept": "application/xml"}, 406, "Accept"),
         ],
     )
@@ -190,6 +280,14 @@ class TestForms:
         answer = Client().get(path, headers=headers)
         assert (answer.status_code, answer["Content-Type"]) == (status, "application/json")
         assert answer.json()["error"]["param"] == param
+
+    @pytest.mark.parametrize("form", ["html", "json", "api"])
+    def test_are_no_parameter_of_a_route(self, acme: Customer, api: Api, form: str) -> None:
+        for path in ("projects", f"projects/{acme.project.id}"):
+            status, answer = api("get", f"{path}?format={form}")
+            assert (status, said(answer), answer["error"]["code"]) == (
+                400, ("format", "This parameter is not known."), "unknown_parameter",
+            )  # fmt: skip
 
     @pytest.mark.parametrize("form", ["json", "yaml"])
     def test_that_are_served(self, form: str) -> None:

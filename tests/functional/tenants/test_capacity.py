@@ -51,5 +51,13 @@ class TestCapacity:
         status, refusal = manager(acme)("post", "capacity", {**REFERENCE, **changes})
         assert (status, refusal["error"]["param"]) == (400, param)
 
+    @pytest.mark.parametrize("name", ["budget_gib", "device_memory_gib", "utilization", "overhead_gib"])
+    @pytest.mark.parametrize("missing", ["dtype_bytes", "params", "tokens", "layers"])
+    def test_tells_what_is_wrong_before_what_is_missing(self, acme: Customer, name: str, missing: str) -> None:
+        body = {field: value for field, value in REFERENCE.items() if field != missing}
+        for wrong, says in (("x", "A decimal number, like 0.5 or 400."), (1, "Not a valid string.")):
+            status, refusal = manager(acme)("post", "capacity", {**body, name: wrong})
+            assert (status, refusal["error"]["param"], refusal["error"]["message"]) == (400, name, says)
+
     def test_is_for_who_is_known(self, acme: Customer) -> None:
         assert Api()("post", "capacity", REFERENCE)[0] == 401

@@ -105,8 +105,8 @@ class TestRotation:
             status, answer = api("post", f"keys/{acme.key.id}/rotate", {"overlap_seconds": seconds})
             assert (status, answer["error"]["param"]) == (400, "overlap_seconds"), seconds
         services.revoke_key(key=acme.key)
-        assert api("post", f"keys/{acme.key.id}/rotate", {})[0] == 400
-        assert api.change(f"keys/{acme.key.id}", {"name": "x"})[0] == 400
+        assert api("post", f"keys/{acme.key.id}/rotate", {})[0] == 409
+        assert api.change(f"keys/{acme.key.id}", {"name": "x"})[0] == 409
 
 
 class TestModels:
@@ -169,7 +169,7 @@ class TestExpiry:
     def test_is_final(self, acme: Customer) -> None:
         ApiKey.objects.filter(id=acme.key.id).update(expires_at=timezone.now())
         later = (timezone.now() + timedelta(days=1)).isoformat()
-        assert manager(acme).change(f"keys/{acme.key.id}", {"expires_at": later})[0] == 400
+        assert manager(acme).change(f"keys/{acme.key.id}", {"expires_at": later})[0] == 409
         assert not opens(acme.plaintext)
 
 

@@ -93,7 +93,7 @@ class TestLastOwner:
             owner("delete", f"members/{olga.id}"),
             owner.change(f"members/{olga.id}", {"role": "admin"}),
         ):
-            assert status == 400
+            assert (status, answer["error"]["param"], answer["error"]["code"]) == (409, None, "conflict")
             assert "last owner" in answer["error"]["message"]
         member(acme, "owner", "oscar")
         assert owner("delete", f"members/{olga.id}")[0] == 204

@@ -83,7 +83,8 @@ class TestEndpoints:
         assert (status, body["url"], body["events"]) == (200, "https://hooks.example.com/other", ["key.revoked"])
         status, body = acme_api("post", f"{path}/disable", {})
         assert (status, body["enabled"], body["disabled_reason"]) == (200, False, "person")
-        assert acme_api("post", f"{path}/test", {})[0] == 400
+        status, refused = acme_api("post", f"{path}/test", {})
+        assert (status, refused["error"]["param"], refused["error"]["code"]) == (409, None, "conflict")
         assert [row["id"] for row in acme_api("get", "webhooks?state=off")[1]["data"]] == [body["id"]]
         status, body = acme_api("post", f"{path}/enable", {})
         assert (status, body["enabled"], body["disabled_reason"]) == (200, True, "")
@@ -111,6 +112,8 @@ class TestEndpoints:
         names = {row["name"] for row in rows}
         assert {"key.revoked", "tenant.suspended", "webhook.disabled"} <= names
         assert "plan.changed" not in names
+        status, refused = acme_api("get", "webhooks/events?zzz=1")
+        assert (status, refused["error"]["param"], refused["error"]["code"]) == (400, "zzz", "unknown_parameter")
 
     def test_viewers_read_and_developers_change(self, acme: Customer, acme_api: Api) -> None:
         path = f"webhooks/{made(acme_api)['id']}"

@@ -81,6 +81,18 @@ class TestBodies:
     async def test_come_in_no_coding(self, coding: str) -> None:
         status, body = await call(b"{}", headers={"content-encoding": coding})
         assert (status, code_of(body)) == (415, "unsupported_media_type")
+        assert json.loads(body)["error"]["param"] == "Content-Encoding"
+
+    @pytest.mark.parametrize("headers", [{"transfer-encoding": "chunked"}, {"content-length": "2"}])
+    async def test_have_a_length_also_where_they_came_in_chunks(self, headers: dict[str, str]) -> None:
+        lengths: list[bytes] = []
+
+        async def seen(scope: Message, receive: Any, send: Any) -> None:
+            lengths.extend(value for name, value in scope["headers"] if name == b"content-length")
+            await echo(scope, receive, send)
+
+        assert await call(b"{", b"}", headers=headers, inner=seen) == (200, b"/api/v1/tenants {}")
+        assert lengths == [b"2"]
 
 
 class TestPaths:
@@ -113,13 +125,69 @@ class TestText:
         assert (await call(path="/api/v1/tenants", query=b"name=%00"))[0] == 200
 
 
+class TestApi:
+    async def test_reads_no_more_of_a_query_than_is_stated(self) -> None:
+        query = b"name=" + b"x" * (limits.QUERY_BYTES_MAX - 5)
+        for path in ("/api/v1/projects", "/api/schema", "/api/docs/", "/api/v1/finance/usage"):
+            assert (await call(path=path, method="GET", query=query))[0] == 200
+            status, body = await call(path=path, method="GET", query=query + b"x")
+            error = json.loads(body)["error"]
+            assert (status, error["param"], error["code"]) == (400, "query", "query_too_long")
+            assert error["message"] == "the query string has more than 4096 bytes"
+        assert (await call(path="/admin/", method="GET", query=query + b"x"))[0] == 200
+
+    async def test_takes_one_authorization(self) -> None:
+        scope: Message = {
+            "type": "http", "method": "GET", "path": "/api/v1/projects", "raw_path": b"", "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"authorization", b"Bearer a"), (b"Authorization", b"Bearer b")],
+        }  # fmt: skip
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await Front(echo)(scope, receive, send)
+        error = json.loads(sent[1]["body"])["error"]
+        assert (sent[0]["status"], error["param"]) == (401, "Authorization")
+        assert error["message"] == "the Authorization header must be one `Bearer weir_…`"
+        assert dict(sent[0]["headers"])[b"www-authenticate"]
+
+
 class TestMethods:
-    @pytest.mark.parametrize("path", ["/", "/favicon.ico"])
+    @pytest.mark.parametrize("path", ["/", "/favicon.ico", "/admin"])
     async def test_that_only_read_are_all_that_some_paths_take(self, path: str) -> None:
         status, body = await call(path=path)
         assert (status, code_of(body)) == (405, "method_not_allowed")
         assert (await call(path=path, method="GET"))[0] == 200
         assert await call(path=path, method="OPTIONS") == (204, b"")
+
+    @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "OPTIONS"])
+    async def test_of_pages_are_those_of_people(self, method: str) -> None:
+        for path in ("/admin/", "/admin/usage/", "/admin/login/"):
+            status, body = await call(path=path, method=method)
+            assert (status, code_of(body)) == (405, "method_not_allowed")
+            assert json.loads(body)["error"]["message"] == "this path takes GET, HEAD, POST"
+            for taken in ("GET", "HEAD", "POST"):
+                assert (await call(path=path, method=taken))[0] == 200
+
+    @pytest.mark.parametrize(("path", "allow"), [("/admin/", b"GET, HEAD, POST"), ("/", b"GET, HEAD, OPTIONS")])
+    async def test_are_told(self, path: str, allow: bytes) -> None:
+        heads: list[Message] = []
+
+        async def send(message: Message) -> None:
+            heads.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope: Message = {
+            "type": "http", "method": "PUT", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")],
+        }  # fmt: skip
+        await Front(echo)(scope, receive, send)
+        assert (heads[0]["status"], dict(heads[0]["headers"])[b"allow"]) == (405, allow)
 
     async def test_without_a_path_is_options_alone(self) -> None:
         assert await call(path="*", method="OPTIONS") == (204, b"")

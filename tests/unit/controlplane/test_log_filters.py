@@ -24,6 +24,7 @@ class TestClientMistakes:
         shown = record(name, status=status, path="/" + "x" * 30_000)
         assert ClientMistakes().filter(shown)
         assert shown.exc_info is None
+        assert (shown.levelno, shown.levelname) == (logging.WARNING, "WARNING")
         assert len(shown.getMessage()) < 300
 
     @pytest.mark.parametrize(("name", "status"), [("django.request", 500), ("weir.front", None)])
@@ -31,3 +32,4 @@ class TestClientMistakes:
         shown = record(name, status=status)
         assert ClientMistakes().filter(shown)
         assert shown.exc_info is not None
+        assert shown.levelname == "ERROR"
