@@ -17,6 +17,7 @@ from billing.clickhouse.reports import read_latency, read_page, read_recent, rea
 from billing.clickhouse.shapes import LatencyPercentiles, LedgerTotals, ReportLine, RequestRow, UsagePage
 from billing.clickhouse.usage import plan_page
 from billing.customers import find_payer
+from billing.ledger.entries import USAGE
 from billing.models import AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
 from contracts.jobs import ServiceClass
@@ -173,6 +174,24 @@ def posted_nano(*, tenant_id: str, currency: str) -> int:
     """What was posted for the tenant request by request, over all time: `receivable_nano` before any invoice."""
     total = UsagePosting.objects.filter(tenant_id=tenant_id, currency=currency).aggregate(total=Sum("amount"))["total"]
     return nano_from_decimal(total or Decimal(0))
+
+
+def lifetime_credit_nano(*, tenant_id: UUID, currency: str) -> int:
+    """What a prepaid tenant may spend over all time: the cap of what it has spent over all time. Never negative.
+
+    What it may still spend is its prepaid balance less what it owes: with debits positive, minus the sum of all entries
+    of its two accounts. Of these, the entries of usage sum to what it has spent, P, and let N be minus the sum of the
+    others: it may still spend N - P, so over all time N. A grant raises N, and so does a payment; an expiry lowers it,
+    and what an invoice says beside usage (tax, a minimum, a discount) does as it says. An invoice that burns credit
+    moves it from one account to the other: N stays. So N does not depend on usage and cannot race with it, and the
+    counter of P is kept, held and settled by the limits, where no balance needs to be passed to be noticed.
+    """
+    entries = LedgerEntry.objects.filter(
+        account__tenant_id=tenant_id,
+        account__kind__in=(AccountKind.PREPAID_CREDIT, AccountKind.RECEIVABLE),
+        account__currency=currency,
+    ).exclude(transaction__idempotency_key__startswith=USAGE)
+    return max(0, -nano_from_decimal(entries.aggregate(total=Sum("amount"))["total"] or Decimal(0)))
 
 
 def _scope(tenant_id: str | None) -> str:

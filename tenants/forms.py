@@ -12,7 +12,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminSplitDateTimeWidg
 from contracts.money import nano_from_decimal, text_from_nano
 from contracts.tenancy import Metric, Scope
 from tenants.limits.policy import is_money
-from tenants.models import METRICS, ApiKey, KeyScope, LimitSetting, Plan, Project, Tenant, TenantState
+from tenants.models import SETTABLE, ApiKey, KeyScope, LimitSetting, Plan, Project, Tenant, TenantState
 from tenants.services import check_cap
 
 
@@ -60,6 +60,7 @@ class TenantForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when 
         model = Tenant
         fields = [
             "name", "plan", "currency", "timezone", "policy", "queued_max", "evaluation_log", "cut_to_affordable",
+            "prepaid",
         ]  # fmt: skip
         labels = {
             "policy": "Guardrail policy",
@@ -71,7 +72,7 @@ class TenantForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when 
 class LimitForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it runs
     """A cap as a person means it: money in units of the currency, everything else in whole numbers."""
 
-    metric = forms.ChoiceField(choices=METRICS, widget=UnfoldAdminSelectWidget)
+    metric = forms.ChoiceField(choices=SETTABLE, widget=UnfoldAdminSelectWidget)
     cap = forms.DecimalField(
         min_value=Decimal(0),
         max_digits=18,

@@ -18,6 +18,7 @@ from django.utils import timezone as clock
 
 from contracts.money import text_from_nano
 from contracts.tenancy import Metric, Scope
+from tenants.limits.policy import is_money
 
 
 def new_id() -> uuid.UUID:
@@ -47,6 +48,7 @@ class KeyScope(models.TextChoices):
 
 
 METRICS = [(metric.value, metric.value.replace("_", " ")) for metric in Metric]
+SETTABLE = [(name, label) for name, label in METRICS if name != Metric.PREPAID_CREDIT]  # by people
 SCOPES = [(scope.value, scope.value) for scope in Scope]
 ALERTS = (50, 80, 100)
 
@@ -142,6 +144,7 @@ class Tenant(Dated):
         default=False, help_text="Shorten an answer to what the budget leaves instead of refusing it."
     )
     queued_max = models.PositiveIntegerField(null=True, blank=True, help_text="Empty = the plan's.")
+    prepaid = models.BooleanField(default=False, help_text="It spends no more than its credit.")
     epoch = models.PositiveBigIntegerField(default=1, editable=False)
     epoch_pushed = models.PositiveBigIntegerField(default=0, editable=False)
     epoch_changed_at = models.DateTimeField(auto_now_add=True)
@@ -316,7 +319,7 @@ class LimitSetting(Dated):
     @property
     def cap_text(self) -> str:
         """The cap with its unit. Money is in the tenant's currency; the tenants of a plan each have their own."""
-        if self.metric.startswith("spend_"):
+        if is_money(Metric(self.metric)):
             whose = self.tenant.currency if self.tenant is not None else "in each tenant's currency"
             return f"{text_from_nano(self.cap)} {whose}"
         return f"{self.cap:,} {'requests' if 'requests' in self.metric else 'tokens'}"

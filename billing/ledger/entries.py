@@ -17,6 +17,7 @@ from django.db.models import Q
 from billing.metering.faults import fault_point
 from billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting, new_id
 
+USAGE = "usage:"  # what the keys of usage begin with, and of nothing else
 STATEMENT_TIMEOUT_MS = 30_000
 LOCK_TIMEOUT_MS = 10_000
 
@@ -166,7 +167,7 @@ def _accounts(groups: Iterable[tuple[uuid.UUID, str]]) -> dict[tuple[uuid.UUID |
 def _idempotency_key(lines: Iterable[UsageLine]) -> str:
     """The set of requests is the key: no other transaction may hold any of them."""
     names = sorted(f"{line.request_id}/{line.revision}" for line in lines)
-    return "usage:" + hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return USAGE + hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def _stored(keys: Sequence[tuple[uuid.UUID, int]]) -> dict[tuple[uuid.UUID, int], tuple[uuid.UUID, str, Decimal]]:

@@ -121,6 +121,12 @@ def tell_of_dunning(step: DunningStep) -> None:
     )
 
 
+def spendable_nano(tenant_id: uuid.UUID) -> int | None:
+    """What a prepaid tenant may still spend by its limit; None for another. Raises contracts.errors.Unavailable."""
+    found: int | None = import_string("controlplane.prepaid.spendable_nano")(tenant_id)
+    return found
+
+
 def _tell(name: str, *, tenant_id: uuid.UUID, subject: str, after: Mapping[str, Any]) -> None:
     actor = import_string("tenants.actors.Actor")(name="system:billing")
     import_string("tenants.events.record")(name, tenant_id=tenant_id, subject=subject, actor=actor, after=after)

@@ -1,6 +1,7 @@
 """The double-entry ledger: accounts, transactions, their entries, and the requests that were posted."""
 
 from django.db import models
+from django.db.models import Q
 
 from billing.models.base import new_id
 
@@ -48,6 +49,10 @@ class LedgerTransaction(models.Model):
 
     class Meta:
         ordering = ["-posted_at", "-id"]
+        indexes = [
+            # The few among the many of usage: what a prepaid tenant may spend is asked of them.
+            models.Index(fields=["id"], condition=~Q(idempotency_key__startswith="usage:"), name="ledger_not_of_usage"),
+        ]
 
     def __str__(self) -> str:
         return self.description

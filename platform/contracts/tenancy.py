@@ -29,6 +29,7 @@ class Metric(StrEnum):
     SPEND_PER_DAY = "spend_per_day"  # nano-units
     SPEND_PER_MONTH = "spend_per_month"  # nano-units
     SPEND_LIFETIME = "spend_lifetime"  # nano-units
+    PREPAID_CREDIT = "prepaid_credit"  # nano-units; its cap follows the ledger and is set by nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

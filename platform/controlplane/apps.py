@@ -10,7 +10,7 @@ class ControlPlaneConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks (`manage.py check`), what follows a sign-in or a save, operators' roles, names."""
-        from controlplane import announcements, checks, names, roles  # noqa: F401
+        from controlplane import announcements, checks, names, prepaid, roles  # noqa: F401
         from controlplane.signin import checks as signin_checks  # noqa: F401
         from controlplane.signin import events  # noqa: F401
 

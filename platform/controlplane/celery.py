@@ -55,6 +55,11 @@ app.conf.beat_schedule = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    "hold prepaid tenants to their credit": {
+        "task": "controlplane.tasks.follow_credit",
+        "schedule": 60.0,
+        "options": {"expires": 60},
+    },
     "close periods": {"task": "billing.tasks.close_due", "schedule": 3600.0, "options": {"expires": 3600}},
     "run billing jobs": {
         "task": "billing.tasks.run_billing_jobs",

@@ -8,7 +8,7 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
-from controlplane import retention
+from controlplane import prepaid, retention
 from controlplane.limits_audit import Findings, open_auditor
 from stores.clickhouse import ClickHouseError
 from tenants import limit_events
@@ -59,3 +59,9 @@ def forget_old() -> int:
 def relay_budget_alerts(*, everyone: bool = False) -> int:
     """Turn crossed thresholds into events; returns how many."""
     return limit_events.relay_all_alerts() if everyone else limit_events.relay_alerts()
+
+
+@shared_task(name="controlplane.tasks.follow_credit")  # type: ignore[untyped-decorator] # celery has no types
+def follow_credit() -> int:
+    """Hold prepaid tenants to their credit where that was missed; returns how many."""
+    return prepaid.follow_all()

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from unfold.admin import ModelAdmin
 
+from contracts.errors import Unavailable
 from tenants.actors import Actor
 
 
@@ -30,6 +31,7 @@ class SafeAdmin(ModelAdmin):  # type: ignore[misc] # unfold has no types
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
             return super().changeform_view(request, *args, **kwargs)  # type: ignore[no-any-return]
-        except ValidationError as error:
-            self.message_user(request, " ".join(error.messages), messages.ERROR)
+        except (ValidationError, Unavailable) as error:
+            said = error.messages if isinstance(error, ValidationError) else [error.message]
+            self.message_user(request, " ".join(said), messages.ERROR)
             return redirect(request.get_full_path())

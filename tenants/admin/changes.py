@@ -32,6 +32,7 @@ _LABELS = {
     "max_tokens_cap": "Output tokens at most",
     "threshold_percent": "Threshold, percent",
     "cut_to_affordable": "Shorten answers to the budget",
+    "prepaid": "Spends no more than its credit",
 }
 # What the absence of a value means.
 _ABSENT = {

@@ -9,6 +9,7 @@ from django.db.models import ForeignKey, QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest
 
+from contracts.tenancy import Metric
 from tenants import services
 from tenants.admin.base import SafeAdmin, actor_of, adopt
 from tenants.forms import LimitForm, LimitOwnerForm, keys_by_tenant, projects_by_tenant
@@ -28,6 +29,13 @@ class LimitSettingAdmin(SafeAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: LimitSetting | None = None) -> list[str]:
         """Only the cap of a limit that stands is changed."""
         return [] if obj is None else ["plan", "tenant", "project", "api_key", "metric", "model"]
+
+    def has_change_permission(self, request: HttpRequest, obj: LimitSetting | None = None) -> bool:
+        """What follows a tenant's credit is for looking."""
+        return bool(super().has_change_permission(request, obj)) and not _is_kept(obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: LimitSetting | None = None) -> bool:
+        return bool(super().has_delete_permission(request, obj)) and not _is_kept(obj)
 
     def get_form(self, request: HttpRequest, obj: LimitSetting | None = None, **kwargs: Any) -> Any:
         """A limit that stands keeps its owner and metric."""
@@ -69,6 +77,10 @@ class LimitSettingAdmin(SafeAdmin):
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[LimitSetting]) -> None:
         for row in queryset.select_related("plan", "tenant", "project__tenant", "api_key__tenant"):
             self.delete_model(request, row)
+
+
+def _is_kept(row: LimitSetting | None) -> bool:
+    return row is not None and row.metric == Metric.PREPAID_CREDIT
 
 
 class CapForm(LimitForm):

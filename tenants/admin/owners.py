@@ -16,6 +16,7 @@ from django.template.response import TemplateResponse
 from unfold.admin import TabularInline
 from unfold.decorators import action
 
+from contracts.tenancy import Metric
 from tenants import services
 from tenants.admin.base import SafeAdmin, actor_of, adopt
 from tenants.forms import LimitForm, PlanForm, TenantForm
@@ -29,9 +30,9 @@ class LimitInline(TabularInline):  # type: ignore[misc] # unfold has no types
     extra = 0
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LimitSetting]:
-        """Limits of the owner itself, not of its projects and keys."""
+        """Limits of the owner itself that people set, not of its projects and keys."""
         queryset: QuerySet[LimitSetting] = super().get_queryset(request)
-        return queryset.filter(project=None, api_key=None)
+        return queryset.filter(project=None, api_key=None).exclude(metric=Metric.PREPAID_CREDIT)
 
 
 class ProjectInline(TabularInline):  # type: ignore[misc] # unfold has no types
@@ -164,7 +165,8 @@ class TenantAdmin(OwnerAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Tenant | None = None) -> list[str]:
         """Its state and age once it is there."""
-        chosen = ["name", "plan", "currency", "timezone", "policy", "queued_max", "evaluation_log", "cut_to_affordable"]
+        chosen = ["name", "plan", "currency", "timezone", "policy", "queued_max"]
+        chosen += ["evaluation_log", "cut_to_affordable", "prepaid"]
         return chosen if obj is None else ["name", "state", *chosen[1:], "created_at"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Tenant | None = None) -> list[str]:

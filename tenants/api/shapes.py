@@ -12,8 +12,8 @@ from rest_framework import serializers
 from contracts.money import NANO_MAX, decimal_from_nano, nano_from_decimal, text_from_nano
 from contracts.tenancy import Metric
 from tenants.models import (
-    METRICS,
     SCOPES,
+    SETTABLE,
     ApiKey,
     AuditEntry,
     KeyScope,
@@ -26,7 +26,7 @@ from tenants.models import (
 )
 from tenants.services import check_timezone
 from tenants.services.keys import MODELS_MAX, NETWORKS_MAX, OVERLAP_MAX
-from tenants.services.limits import ALERTS_MAX
+from tenants.services.limits import ALERTS_MAX, KEPT
 
 PERIODS = {"day": Metric.SPEND_PER_DAY, "month": Metric.SPEND_PER_MONTH, "lifetime": Metric.SPEND_LIFETIME}
 _PERIOD_OF = {metric.value: period for period, metric in PERIODS.items()}
@@ -131,6 +131,7 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
             "evaluation_log",
             "cut_to_affordable",
             "queued_max",
+            "prepaid",
             "created_at",
             "updated_at",
         ]
@@ -217,6 +218,7 @@ class _TenantFields(Strict):
     evaluation_log = Flag()
     cut_to_affordable = Flag()
     queued_max = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True)
+    prepaid = Flag(help_text="It spends no more than its credit: the limit `prepaid_credit`, kept by the platform.")
 
 
 class TenantIn(_TenantFields):
@@ -225,10 +227,11 @@ class TenantIn(_TenantFields):
     evaluation_log = Flag(default=False)
     cut_to_affordable = Flag(default=False)
     queued_max = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True, default=None)
+    prepaid = Flag(default=False)
 
 
 class TenantPatch(_TenantFields):
-    """Every field may be left out; plan, queue and time zone are the operator's to change."""
+    """Every field may be left out; plan, queue, time zone and `prepaid` are the operator's to change."""
 
 
 class ReasonIn(Strict):
@@ -356,8 +359,17 @@ class LimitOut(serializers.ModelSerializer[LimitSetting]):
         read_only_fields = fields
 
 
+class Settable(Choice):
+    """A metric that people set. The one that they do not says why."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if data == Metric.PREPAID_CREDIT:
+            raise serializers.ValidationError(KEPT)
+        return super().to_internal_value(data)
+
+
 class CapIn(Strict):
-    metric = Choice(choices=METRICS)
+    metric = Settable(choices=SETTABLE)
     cap = Whole(
         min_value=0,
         max_value=CAP_MAX,

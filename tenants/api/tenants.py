@@ -18,8 +18,8 @@ from tenants.api.routes import Route
 from tenants.models import Tenant, TenantState
 from tenants.roles import Action
 
-# What a customer has agreed to: its prices and weight, its share of the queue, when its days and months begin.
-_CONTRACT = frozenset({"plan", "queued_max", "timezone"})
+# What a customer has agreed to: prices and weight, share of the queue, when days and months begin, who pays first.
+_CONTRACT = frozenset({"plan", "queued_max", "timezone", "prepaid"})
 
 
 @extend_schema_view(list=extend_schema(summary="List tenants"), retrieve=extend_schema(summary="Read a tenant"))

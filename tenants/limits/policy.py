@@ -10,7 +10,7 @@ How each metric counts:
   queue after its engine died is not counted again.
 - max_tokens per request: no counter; each request is compared with it.
 - per day, per month: calendar windows in the tenant's zone; a request counts in the window of its admission.
-- lifetime spend: one window without end.
+- lifetime spend: one window without end. Prepaid credit: the same, under a cap that follows the tenant's credit.
 
 Invariant: all amounts are integers. Buckets count in grains of 1/60,000 token, so that a refill of `cap` grains per
 millisecond is whole (GCRA-like debt counter; ITU-T I.371 has the leaky bucket as its origin).
@@ -96,6 +96,13 @@ RULES: dict[Metric, Rule] = {
     Metric.SPEND_PER_DAY: Rule("spd", Kind.WINDOW, Amount.MONEY, "spend per day", _DAY),
     Metric.SPEND_PER_MONTH: Rule("spm", Kind.WINDOW, Amount.MONEY, "spend per month", _MONTH),
     Metric.SPEND_LIFETIME: Rule("spl", Kind.LIFETIME, Amount.MONEY, "lifetime spend", "one window without end"),
+    Metric.PREPAID_CREDIT: Rule(
+        "pre",
+        Kind.LIFETIME,
+        Amount.MONEY,
+        "prepaid credit",
+        "one window without end; of a prepaid organization only, whose credit is the cap: nobody sets it",
+    ),
 }
 _MONTHLY = frozenset({Metric.TOKENS_PER_MONTH, Metric.SPEND_PER_MONTH})
 

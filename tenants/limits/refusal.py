@@ -15,6 +15,7 @@ from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
 
 _BY_CUSTOMERS = "it is raised at /api/v1/limits of the management API, or by an operator under Limits in the console"
 _BY_OPERATORS = "only an operator raises it, at /api/v1/limits of the management API or under Limits in the console"
+_BOUGHT = "more credit raises it: an operator books it under Credit in the console, or by `manage.py credit`"
 
 
 def rates(
@@ -117,6 +118,8 @@ def too_many(limit: Limit, *, asked: int) -> str:
 
 def _raised(limit: Limit) -> str:
     """Who raises it, and where. What an organization may use in all is its contract."""
+    if limit.metric is Metric.PREPAID_CREDIT:
+        return _BOUGHT
     return _BY_OPERATORS if limit.scope is Scope.TENANT else _BY_CUSTOMERS
 
 

@@ -32,9 +32,9 @@ shortest answer fits.
 | answer | code | when | again? |
 |---|---|---|---|
 | 402 | `budget_exceeded` | money is spent: what was billed in the window and this request's worst case pass the \
-cap of `spend_per_day`, `spend_per_month` or `spend_lifetime`; or that cap is 0 | not by itself: \
+cap of `spend_per_day`, `spend_per_month`, `spend_lifetime` or `prepaid_credit`; or that cap is 0 | not by itself: \
 `x-should-retry: false`, also where the window begins anew tomorrow. \
-A smaller `max_tokens` may fit; else a larger budget, or the next window |
+A smaller `max_tokens` may fit; else a larger budget, more credit, or the next window |
 | 429 | `rate_limit_exceeded` | money is not spent, but held by requests under way: they end for less, as a rule | \
 `retry-after` |
 | 429 | `rate_limit_exceeded` | any other limit: requests, tokens (also of a day or month), concurrency | \

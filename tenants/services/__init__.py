@@ -26,6 +26,7 @@ from tenants.services.keys import (
 from tenants.services.limits import check_cap, set_limits
 from tenants.services.members import add_member, change_member, remove_member
 from tenants.services.plans import change_plan, create_plan
+from tenants.services.prepaid import keep_prepaid
 from tenants.services.projects import create_project, delete_project, rename_project
 from tenants.services.pushing import push_now, raise_epochs_under_policy
 from tenants.services.tenants import (
@@ -57,6 +58,7 @@ __all__ = [
     "end_background",
     "expire_keys",
     "forget_background",
+    "keep_prepaid",
     "load_keys",
     "mark_background_queued",
     "pepper",

@@ -46,6 +46,7 @@ def tenant_facts(row: Tenant) -> dict[str, Any]:
         "evaluation_log": row.evaluation_log,
         "cut_to_affordable": row.cut_to_affordable,
         "queued_max": row.queued_max,
+        "prepaid": row.prepaid,
     }
 
 

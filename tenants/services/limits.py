@@ -18,6 +18,7 @@ from tenants.services.facts import subject
 from tenants.services.pushing import raise_tenant_epoch
 
 ALERTS_MAX = 10
+KEPT = "prepaid_credit follows the tenant's credit and is set by nobody: an operator makes the tenant `prepaid`."
 
 
 @transaction.atomic
@@ -79,6 +80,8 @@ def check_cap(metric: str, cap: int | None) -> None:
     """Refuse an unknown metric, and a cap that the scripts could not count exactly. Raises ValidationError."""
     if metric not in set(Metric):
         raise ValidationError({"metric": f"{metric} is not a metric."})
+    if metric == Metric.PREPAID_CREDIT:
+        raise ValidationError({"metric": KEPT})
     rate = RULES[Metric(metric)].kind in (Kind.RATE, Kind.OUTPUT)
     most = RATE_CAP_MAX if rate else CAP_MAX
     if cap is not None and not 0 <= cap <= most:

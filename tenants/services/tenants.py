@@ -14,7 +14,9 @@ from tenants.models import Plan, Tenant, TenantState
 from tenants.services.facts import apply, subject, tenant_facts
 from tenants.services.pushing import push_on_commit, raise_tenant_epoch
 
-_CHANGEABLE = frozenset({"name", "plan", "timezone", "policy", "evaluation_log", "cut_to_affordable", "queued_max"})
+_CHANGEABLE = frozenset(
+    {"name", "plan", "timezone", "policy", "evaluation_log", "cut_to_affordable", "queued_max", "prepaid"}
+)
 # Files that lie beside the zones on some systems: one says what this machine's clock shows, the other that nobody did.
 _NO_ZONES = frozenset({"localtime", "Factory", "posixrules"})
 
@@ -29,6 +31,7 @@ def create_tenant(
     evaluation_log: bool = False,
     cut_to_affordable: bool = False,
     queued_max: int | None = None,
+    prepaid: bool = False,
     actor: Actor = SYSTEM,
 ) -> Tenant:
     """A tenant with nothing in it yet."""
@@ -41,6 +44,7 @@ def create_tenant(
         evaluation_log=evaluation_log,
         cut_to_affordable=cut_to_affordable,
         queued_max=queued_max,
+        prepaid=prepaid,
     )
     tenant.full_clean()
     tenant.save()
@@ -51,7 +55,9 @@ def create_tenant(
 
 @transaction.atomic
 def change_tenant(*, tenant: Tenant, changes: Mapping[str, Any], actor: Actor = SYSTEM) -> Tenant:
-    """Change settings of a tenant: name, plan, timezone, policy, evaluation_log, cut_to_affordable, queued_max."""
+    """Change settings of a tenant: name, plan, timezone, policy, queued_max, evaluation_log, cut_to_affordable, and
+    prepaid, whose limit comes and goes in the same transaction (`controlplane.prepaid`).
+    """
     locked = Tenant.objects.select_for_update().get(id=tenant.id)
     before = tenant_facts(locked)
     check_timezone(changes.get("timezone", locked.timezone))

@@ -31,6 +31,7 @@ _TENANT = (
     "evaluation_log",
     "cut_to_affordable",
     "queued_max",
+    "prepaid",
 )
 _PLAN = ("name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list")
 _KEY = ("name", "last4", "project", "scopes", "allowed_models", "allowed_networks", "expires_at")

@@ -1,5 +1,6 @@
 """`manage.py credit`: give a tenant credit, book a top-up, show what is left, take what has expired."""
 
+import uuid
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -10,6 +11,8 @@ from billing.customers import find_payer, find_tenant, no_such_tenant
 from billing.ledger.credits import CreditRefused, balance_nano, expire_credits, grant_credit
 from billing.ledger.journal import LedgerConflict
 from billing.management.arguments import read_moment
+from billing.management.composition import spendable_nano
+from contracts.errors import Unavailable
 from contracts.money import text_from_nano
 
 
@@ -42,6 +45,19 @@ class Command(BaseCommand):
             self._grant(tenant_id, payer.currency, options)
         left = balance_nano(tenant_id=tenant_id, currency=payer.currency)
         self.stdout.write(f"credit left: {text_from_nano(left)} {payer.currency}")
+        if options["verb"] == "balance":
+            self._tell_of_limit(tenant_id, payer.currency)
+
+    def _tell_of_limit(self, tenant_id: uuid.UUID, currency: str) -> None:
+        """What is left of it once usage without an invoice is off, and what requests under way hold."""
+        try:
+            free = spendable_nano(tenant_id)
+        except Unavailable as error:
+            raise CommandError(error.message) from error
+        if free is None:
+            self.stdout.write("not prepaid: credit pays invoices and limits nothing")
+        else:
+            self.stdout.write(f"prepaid: may still spend {text_from_nano(free)} {currency}")
 
     def _grant(self, tenant_id: Any, currency: str, options: dict[str, Any]) -> None:
         expires = None if options["expires"] is None else read_moment(options["expires"], option="--expires")

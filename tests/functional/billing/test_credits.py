@@ -202,7 +202,8 @@ class TestCommand:
         words = ("top-up", "--tenant", "acme", "--amount", "12.5", "--key", "pay_1", "--reason", "wire")
         assert "granted\ncredit left: 12.5 USD" in self.run(*words)
         assert "nothing done\ncredit left: 12.5 USD" in self.run(*words)
-        assert self.run("balance", "--tenant", "acme") == "credit left: 12.5 USD\n"
+        said = "credit left: 12.5 USD\nnot prepaid: credit pays invoices and limits nothing\n"
+        assert self.run("balance", "--tenant", "acme") == said
         assert self.run("expire") == "expired: 0\n"
 
     @pytest.mark.parametrize(

@@ -80,5 +80,5 @@ class TestNames:
 
     def test_every_script_is_loaded(self) -> None:
         folder = buckets.Path(buckets.__file__).parent / "scripts"
-        names = {"hold", "start", "settle", "void", "due", "epochs", "usage", "audit", "rebuild"}
+        names = {"hold", "start", "settle", "void", "due", "epochs", "usage", "audit", "rebuild", "begin"}
         assert set(load_scripts(folder)) == names
