@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from controlplane import limits_audit
 from controlplane.limits_audit import Auditor, Drift
 from fairqueue.keys import PoolKeys
 from stores.clickhouse_chdb import ChdbOwner
+from stores.lua import load_scripts
 from tenants.budgets import CountedLimit
-from tenants.limits import keys
+from tenants.limits import buckets, keys
 from tenants.limits.audit import Audit
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldGranted
@@ -188,3 +190,55 @@ class TestRebuild:
         held = await stage.redis.hmget(keys.use(ACME), [f"t:{ACME}:spd:h", f"t:{ACME}:con:h"])
         assert [int(value or 0) for value in held] == [stage.cost, 1]
         assert (await stage.auditor.check(tenant_id=ACME)).drifts == []
+
+
+class TestPrepaid:
+    """Its counter begins with what the ledger had posted; from then on it is a lifetime's as any other."""
+
+    @pytest.fixture
+    def beside(self, stage: Stage) -> Stage:
+        """The limit begins after 3 requests, while a fourth runs that was admitted without it."""
+        own = replace(limit(Metric.PREPAID_CREDIT, 10**12), since_ms=NOON + 10 * MINUTE_MS)
+
+        async def limits_of(tenant_id: str) -> list[CountedLimit]:
+            return [CountedLimit(limit=own, owner_id=ACME, counter=f"t:{ACME}:pre")]
+
+        stage.auditor = replace(stage.auditor, limits_of=limits_of)
+        return stage
+
+    async def begin(self, stage: Stage) -> str:
+        """The id of the request under way."""
+        await stage.run(3, caps=())
+        stage.wait(9 * MINUTE_MS)
+        await stage.run(1, caps=(CAPS[3],), settled=False)
+        stage.wait(MINUTE_MS)
+        begin = load_scripts(Path(buckets.__file__).parent / "scripts")["begin"].bind(stage.redis)
+        await begin(keys=[keys.use(ACME)], args=[stage.limits.time_ms, f"t:{ACME}:pre", 3 * stage.cost])
+        return request(4).request_id
+
+    async def used_of(self, stage: Stage) -> int:
+        return int(await stage.redis.hget(keys.use(ACME), f"t:{ACME}:pre:u") or 0)
+
+    async def test_learns_of_requests_that_were_under_way_when_it_began(self, beside: Stage) -> None:
+        under_way = await self.begin(beside)
+        caps = (limit(Metric.PREPAID_CREDIT, 10**12),)
+        await beside.run(2, caps=caps)
+        await beside.end(under_way, NOON + 9 * MINUTE_MS)
+        assert await self.used_of(beside) == 5 * beside.cost
+        beside.wait(12 * MINUTE_MS)
+        await beside.meter()
+        found = await beside.auditor.check(tenant_id=ACME)
+        assert (found.renewed, found.drifts, await self.used_of(beside)) == (1, [], 6 * beside.cost)
+        await beside.run(1, caps=caps)
+        beside.wait(12 * MINUTE_MS)
+        await beside.meter()
+        found = await beside.auditor.check(tenant_id=ACME)
+        assert (found.renewed, found.drifts, await self.used_of(beside)) == (0, [], 7 * beside.cost)
+
+    async def test_a_rebuild_from_the_meter_keeps_it(self, beside: Stage) -> None:
+        await beside.end(await self.begin(beside), NOON + 9 * MINUTE_MS)
+        await beside.run(2, caps=(limit(Metric.PREPAID_CREDIT, 10**12),))
+        await beside.meter()
+        await beside.redis.delete(keys.use(ACME))
+        await beside.auditor.rebuild(tenant_id=ACME, timezone="UTC")
+        assert await self.used_of(beside) == 6 * beside.cost
