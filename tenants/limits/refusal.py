@@ -15,7 +15,7 @@ from tenants.limits.policy import GRAINS, RULES, Amount, Kind, Reading, Window
 
 _BY_CUSTOMERS = "it is raised at /api/v1/limits of the management API, or by an operator under Limits in the console"
 _BY_OPERATORS = "only an operator raises it, at /api/v1/limits of the management API or under Limits in the console"
-_BOUGHT = "more credit raises it: an operator books it under Credit in the console, or by `manage.py credit`"
+_BOUGHT = "more credit raises it: an operator books it under Credit grants in the console"
 
 
 def rates(

@@ -120,8 +120,14 @@ class TestRefusals:
         holds.time_ms += 1
         assert (await served(gateway, key)).status_code == 200
 
-    async def test_a_spent_budget_is_402_and_the_sdk_does_not_ask_again(self, gateway: Gateway) -> None:
-        key = key_with(gateway, limit(Metric.SPEND_PER_MONTH, 1_000))
+    @pytest.mark.parametrize(
+        ("metric", "says"),
+        [(Metric.SPEND_PER_MONTH, "raised at /api/v1/limits"), (Metric.PREPAID_CREDIT, "Buy or ask for credit")],
+    )
+    async def test_a_spent_budget_is_402_and_the_sdk_does_not_ask_again(
+        self, gateway: Gateway, metric: Metric, says: str
+    ) -> None:
+        key = key_with(gateway, limit(metric, 1_000))
         asked: list[httpx.Request] = []
 
         async def note(request: httpx.Request) -> None:
@@ -129,7 +135,8 @@ class TestRefusals:
 
         async with httpx.AsyncClient(event_hooks={"request": [note]}) as http:
             sdk = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=2, http_client=http)
-            with pytest.raises(openai.APIStatusError, match="spend per month of the organization reached") as caught:
+            unit = "spend per month" if metric is Metric.SPEND_PER_MONTH else "prepaid credit"
+            with pytest.raises(openai.APIStatusError, match=f"{unit} of the organization reached.*{says}") as caught:
                 await sdk.chat.completions.create(**BODY)
         assert caught.value.status_code == 402
         assert caught.value.response.headers["x-should-retry"] == "false"

@@ -327,8 +327,7 @@ class TestRefusal:
         assert (refused.status, refused.code, refused.retry_after_ms) == (402, "budget_exceeded", None)
         assert refused.message == (
             "Limit on prepaid credit of the organization reached: limit 2, used 1, held by requests under way 0, "
-            "requested at most 2. Buy or ask for credit: an operator books it under Credit in the console, or by "
-            "`manage.py credit`."
+            "requested at most 2. Buy or ask for credit: an operator books it under Credit grants in the console."
         )
 
     def test_tells_of_no_credit_at_all(self, acme: Customer, valkey_url: str) -> None:
