@@ -122,7 +122,10 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("metric", "says"),
-        [(Metric.SPEND_PER_MONTH, "raised at /api/v1/limits"), (Metric.PREPAID_CREDIT, "Buy or ask for credit")],
+        [
+            (Metric.SPEND_PER_MONTH, "only an operator raises it, at /api/v1/limits"),
+            (Metric.PREPAID_CREDIT, "more credit raises it"),
+        ],
     )
     async def test_a_spent_budget_is_402_and_the_sdk_does_not_ask_again(
         self, gateway: Gateway, metric: Metric, says: str

@@ -327,14 +327,14 @@ class TestRefusal:
         assert (refused.status, refused.code, refused.retry_after_ms) == (402, "budget_exceeded", None)
         assert refused.message == (
             "Limit on prepaid credit of the organization reached: limit 2, used 1, held by requests under way 0, "
-            "requested at most 2. Buy or ask for credit: an operator books it under Credit grants in the console."
+            "requested at most 2; more credit raises it: an operator books it under Credit grants in the console."
         )
 
     def test_tells_of_no_credit_at_all(self, acme: Customer, valkey_url: str) -> None:
         switch(acme)
         refused = call(acme, valkey_url)
         assert isinstance(refused, BudgetSpent)
-        assert refused.message.startswith("Blocked: the limit on prepaid credit of the organization is 0. Buy or ask")
+        assert refused.message.startswith("Blocked: the limit on prepaid credit of the organization is 0; more credit")
 
     def test_of_what_is_only_held_asks_to_come_again(self, acme: Customer, valkey_url: str) -> None:
         give(acme, CALL)

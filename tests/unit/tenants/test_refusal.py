@@ -12,6 +12,7 @@ from tests.functional.tenants.cast import NOON, request
 
 BY_CUSTOMERS = "it is raised at /api/v1/limits of the management API, or by an operator under Limits in the console"
 BY_OPERATORS = "only an operator raises it, at /api/v1/limits of the management API or under Limits in the console"
+BY_CREDIT = "more credit raises it: an operator books it under Credit grants in the console"
 OWNERS = [
     (Scope.KEY, None, "of the API key", BY_CUSTOMERS),
     (Scope.PROJECT, "m-1", "of the project for the model m-1", BY_CUSTOMERS),
@@ -30,12 +31,18 @@ SAID = {
     Metric.SPEND_PER_DAY: ("spend per day", MONEY),
     Metric.SPEND_PER_MONTH: ("spend per month", MONEY),
     Metric.SPEND_LIFETIME: ("lifetime spend", MONEY),
+    Metric.PREPAID_CREDIT: ("prepaid credit", MONEY),  # of an organization only
     Metric.MAX_TOKENS_PER_REQUEST: ("max_tokens per request", ""),  # compared by the gateway, held by nobody
 }
 
 
 CASES = [
-    (Limit(scope=scope, metric=metric, cap=29, model=model), f"{unit} {whose}", figures, raised)
+    (
+        Limit(scope=scope, metric=metric, cap=29, model=model),
+        f"{unit} {whose}",
+        figures,
+        BY_CREDIT if metric is Metric.PREPAID_CREDIT else raised,
+    )
     for metric, (unit, figures) in SAID.items()
     for scope, model, whose, raised in OWNERS
 ]
