@@ -208,6 +208,8 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "DocumentStateEnum": "billing.models.DocumentState",
+        "MetricEnum": "tenants.models.METRICS",
+        "SettableMetricEnum": "tenants.models.SETTABLE",
     },
     "TITLE": "Weir management API",
     "DESCRIPTION": "The inference API is described at [/api/docs/inference/](/api/docs/inference/).",
