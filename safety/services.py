@@ -6,10 +6,11 @@ from typing import Any
 
 from django.db import transaction
 
-from safety import publishing
+from safety import publishing, selectors, trying
 from safety.document import PolicyError
 from safety.models import Policy, PolicyVersion
 from safety.policy import CompiledPolicy
+from safety.verdicts import Stage
 
 
 def check_rules(rules: object) -> None:
@@ -42,6 +43,20 @@ def publish_policy(*, policy_id: str, published_by: str) -> PolicyVersion:
     policy.save(update_fields=["published_version", "updated_at"])
     transaction.on_commit(lambda: publishing.push(document), robust=True)
     return published
+
+
+def rules_to_try(policy: Policy) -> tuple[str, int | None, list[dict[str, Any]]]:
+    """`draft` and its rules; of a policy whose draft is empty `published`, its version and what is in force."""
+    if policy.draft_rules or policy.published_version == 0:
+        return "draft", None, policy.draft_rules
+    document = selectors.policy_document(str(policy.pk), policy.published_version)
+    return "published", policy.published_version, document["rules"]
+
+
+def try_rules(rules: object, *, stage: Stage, text: str, chunks: Sequence[int] = ()) -> dict[str, Any]:
+    """What these rules make of a text: fields of `safety.trial.Outcome`. Raises PolicyError, TrialRefused."""
+    document = {"id": "trial", "version": 1, "rules": rules}
+    return trying.try_document(document, stage=stage, text=text, chunks=chunks)
 
 
 def _compile(*, policy_id: str, version: int, rules: object) -> dict[str, Any]:

@@ -69,6 +69,11 @@ class OutputGuard:
     def blocked(self) -> bool:
         return self._blocked_by is not None or (self._window is not None and self._window.blocked)
 
+    def held(self, channel: str) -> int:
+        """Characters of a channel that came in and may not leave yet; in buffer mode, as the pure rules left them."""
+        waiting = 0 if self._window is None else self._window.held(channel)
+        return waiting + sum(map(len, self._buffers.get(channel, ())))
+
     @property
     def buffers(self) -> bool:
         """Does output wait for its end?"""

@@ -55,6 +55,11 @@ class OutputWindow:
     def blocked(self) -> bool:
         return self._blocked_by is not None
 
+    def held(self, channel: str) -> int:
+        """Characters of a channel that came in, and neither left nor were replaced."""
+        state = self._channels.get(channel)
+        return 0 if state is None else state.held
+
     @property
     def spent_us(self) -> int:
         """Microseconds spent in this window so far."""
@@ -113,6 +118,10 @@ class _Channel:
         self._actions = [rule.action for rule in policy.rules]
         self._replacements = policy.replacements
         self.blocked_by: int | None = None
+
+    @property
+    def held(self) -> int:
+        return self._cover.waiting
 
     def count(self, rule: int) -> int:
         tally = self._tallies.get(rule)

@@ -20,6 +20,7 @@ class Action(StrEnum):
     MANAGE_LIMITS = "manage_limits"
     MANAGE_MEMBERS = "manage_members"
     MANAGE_WEBHOOKS = "manage_webhooks"
+    READ_POLICIES = "read_policies"  # guardrails in full, and what they make of a text
     OPERATE = "operate"  # nobody's within a tenant: its contract, its state
 
 
@@ -34,6 +35,7 @@ MAY: dict[Action, frozenset[Role]] = {
     Action.MANAGE_LIMITS: _LEAD | {Role.BILLING},
     Action.MANAGE_MEMBERS: _LEAD,
     Action.MANAGE_WEBHOOKS: _LEAD | {Role.DEVELOPER},
+    Action.READ_POLICIES: _LEAD,
     Action.OPERATE: frozenset(),
 }
 

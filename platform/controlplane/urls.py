@@ -35,6 +35,7 @@ urlpatterns = [
     path("api/v1/", include("tenants.api.urls")),
     path("api/v1/", include("tenants.webhooks.urls")),
     path("api/v1/", include("controlplane.finance.urls")),
+    path("api/v1/", include("controlplane.policies.urls")),
     path("api/v1/capacity", CapacityRoute.as_view({"post": "create"}), name="capacity"),
     path("api/schema", SchemaView.as_view(), name="schema"),
     path("api/docs/", DocsView.as_view(url_name="schema"), name="api_docs"),

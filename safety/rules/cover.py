@@ -26,6 +26,11 @@ class Cover:
         self._open_end = offset
         self._groups: list[Group] = []
 
+    @property
+    def waiting(self) -> int:
+        """Characters that came in, and neither left nor were replaced."""
+        return len(self._text)
+
     def append(self, text: str) -> None:
         self._text += text
 

@@ -66,6 +66,7 @@ class Route(viewsets.GenericViewSet[M]):
     needs: ClassVar[Mapping[str, Action]]
     filters: ClassVar[Mapping[str, Filter] | None] = None
     operators: ClassVar[str] = "operators"
+    unkept: ClassVar[frozenset[str]] = frozenset()  # actions that change nothing, and whose answers are never stored
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """One transaction around everything, left as the login user that began it."""
@@ -94,7 +95,8 @@ class Route(viewsets.GenericViewSet[M]):
         if request.method not in ("GET", "HEAD"):
             narrows = "tenant" in (self.filters or ())
             self.refuse_parameters(request, but={"tenant"} if narrows else set())
-        if request.method == "POST" and repeats.HEADER in request.headers and "post" in vars(self):
+        kept = request.method == "POST" and self.action not in self.unkept
+        if kept and repeats.HEADER in request.headers and "post" in vars(self):
             # `as_view` has put the action of this path there, and `dispatch` takes it from there next.
             vars(self)["post"] = partial(repeats.once, vars(self)["post"])
 

@@ -36,7 +36,7 @@ class TestRowSecurity:
         assert unguarded == [], "run stores.row_security.guard_table(…) in the migration that makes the table"
 
     def test_shows_the_app_role_no_table_that_is_neither_guarded_nor_shared_on_purpose(self) -> None:
-        shared = {"controlplane_servedmodel", "safety_policy", "auth_user"}
+        shared = {"controlplane_servedmodel", "auth_user"}
         with connection.cursor() as cursor:
             cursor.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND NOT relrowsecurity")
             open_tables = [name for (name,) in cursor.fetchall()]
