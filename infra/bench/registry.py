@@ -11,7 +11,20 @@ from typing import Any
 
 from controlplane.local.children import NotReady
 from controlplane.local.model import MODEL
-from infra.bench import admission, cancel, fairness, gateway, metering, overhead, queue, routing, slo, soak, stream
+from infra.bench import (
+    admission,
+    cancel,
+    fairness,
+    gateway,
+    metering,
+    overhead,
+    queue,
+    routing,
+    safety,
+    slo,
+    soak,
+    stream,
+)
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
@@ -428,6 +441,12 @@ BENCHES = {
             name=routing.NAME,
             about="which engine takes a request: the queue against seven policies, in a simulation; --trace FILE",
             run=run_routing,
+            platform=False,
+        ),
+        Bench(
+            name=safety.NAME,
+            about="guardrails alone: added to the first token and between tokens by policy, MB/s by kind of rule",
+            run=safety.run_bench,
             platform=False,
         ),
         Bench(
