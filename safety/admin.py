@@ -26,6 +26,7 @@ from safety import services
 from safety.defaults import demo_document
 from safety.document import PolicyError, Rule
 from safety.models import Policy, PolicyVersion
+from safety.try_page import TryForm, tried
 
 DEPTH_MAX = 32
 _ORDER = ("name", "kind", "stage", "action", "fail", "shadow", "config")
@@ -274,7 +275,7 @@ class PolicyAdmin(ModelAdmin):
     empty_hint = "Add one, publish it, and choose it on a tenant's page: until then nothing is checked for that tenant."
     inlines = (VersionInline,)
     actions = ("publish_selected",)
-    actions_detail = ("publish_one",)
+    actions_detail = ("publish_one", "try_one")
 
     def get_fields(self, request: HttpRequest, obj: Policy | None = None) -> tuple[str, ...]:
         """What the draft says stands above its text, once there is one."""
@@ -335,6 +336,23 @@ class PolicyAdmin(ModelAdmin):
             "draft": rules_table(policy.draft_rules),
         }
         return TemplateResponse(request, "safety/publish.html", context)
+
+    @action(description="Try it", url_path="try", permissions=["view"])
+    def try_one(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """A text and what the draft makes of it, on one page."""
+        policy = self.get_object(request, object_id)
+        if policy is None:
+            return HttpResponseRedirect(reverse("admin:safety_policy_changelist"))
+        form = TryForm(request.POST if request.method == "POST" else None)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Try {policy}",
+            "opts": self.opts,
+            "original": policy,
+            "form": form,
+            "result": tried(policy, form) if form.is_valid() else "",
+        }
+        return TemplateResponse(request, "safety/try.html", context)
 
     def _publish(self, request: HttpRequest, policy: Policy) -> None:
         try:

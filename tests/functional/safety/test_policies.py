@@ -299,6 +299,22 @@ class TestPolicyAdmin:
         assert done.headers["Location"] == reverse("admin:safety_policy_change", args=[policy.pk])
         assert PolicyVersion.objects.get().version == 1
 
+    def test_tries_a_draft_on_a_text(self, admin: Client) -> None:
+        policy = services.create_policy(name="demo", rules=RULES)
+        url = reverse("admin:safety_policy_try_one", args=[policy.pk])
+        assert url in admin.get(reverse("admin:safety_policy_change", args=[policy.pk])).content.decode()
+        assert "Chunk by chunk" not in admin.get(url).content.decode()
+        body = {"stage": "output", "text": "<b>pay 4111 1111 1111 1111"}
+        page = admin.post(url, body).content.decode()
+        told = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+        assert "It passes, redacted. Rules of the draft. What leaves: <b>pay [number] Rule Kind" in told
+        assert "cards pii redact ran 1 " in told
+        assert "Chunk by chunk" in told
+        page = admin.post(url, {"stage": "prompt", "text": "a Weir-Blocked-Word"}).content.decode()
+        assert "It is blocked.</b> By the rule “banned-words”." in html.unescape(page)
+        refused = admin.post(url, {"stage": "prompt", "text": "é" * 40_000}).content.decode()
+        assert "At most 65536 bytes" in refused
+
     def form(self, **changes: str) -> dict[str, str]:
         inline = {f"versions-{name}_FORMS": "0" for name in ("TOTAL", "INITIAL", "MIN_NUM", "MAX_NUM")}
         return {"name": "demo", "description": "", "draft_rules": "[]", **inline, **changes}
