@@ -67,6 +67,7 @@ ACTIONS: dict[str, set[str]] = {
     "tenants_apikey_limits_now": {"operator", "support"},
     "tenants_tenant_limits_now": {"operator", "support", "finance"},
     "safety_policy_publish_one": {"operator"},
+    "safety_policy_try_one": {"operator", "support"},
     **{f"billing_billingperiod_{name}": {"operator"} for name in ("compare", "seal", "issue", "waive", "correct")},
     **{f"billing_invoice_{name}": {"operator"} for name in ("pay", "void", "store")},
     "billing_adjustment_approve": {"operator"},
