@@ -24,14 +24,14 @@ from contracts.errors import AuthFailed, InvalidRequest, NotFound, PermissionDen
 from gateway.admission import Admission, Caller
 from gateway.clients import client_address
 from gateway.realtime.conversation import Conversation
-from gateway.realtime.events import Events, Farewell
+from gateway.realtime.events import EVENT_ID_MAX, Events, Farewell
 from gateway.realtime.places import placed
 from gateway.realtime.responses import Responses
 from gateway.services import GatewayServices
 from gateway.stream.relay import ClientLost
 from gateway.surface import limits
 from gateway.surface.errors import InternalError, rate_limits
-from gateway.surface.fields import listed, wrong
+from gateway.surface.fields import listed, text, unknown_field, wrong
 from gateway.surface.json_text import parse_object
 from stores.system import mint_nonce
 
@@ -230,12 +230,16 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise wrong("type", f"must be {listed(*_EVENTS)}", code="unknown_event")
         for name in event:
             if name not in (*_SAID_BY_ANY, _EVENTS[kind]):
-                raise wrong(name[:64], f"is not a field of {kind}", code="unknown_parameter")
+                raise unknown_field(name, message=f"is not a field of {kind}")
+        if event.get("event_id") is not None:
+            text(EVENT_ID_MAX)(event["event_id"], "event_id")
         if kind == "session.update":
             await self._events.emit("session.updated", session=await self._update(event.get("session"), caller))
         elif kind == "conversation.item.create":
             item = self._conversation.add(event.get("item"))
-            await self._events.emit("conversation.item.created", item={"type": "message", **item})
+            named = event["item"].get("id")
+            shown = {"type": "message", **item} | ({} if named is None else {"id": named})
+            await self._events.emit("conversation.item.created", item=shown)
         elif kind == "response.create":
             asked, names = self._conversation.ask(event.get("response"))
             self._responses.create(asked, caller, names=names, event_id=event.get("event_id"))

@@ -143,6 +143,8 @@ def _max_tokens(value: Any, param: str) -> int | None:
 def _message(item: Any, param: str) -> dict[str, Any]:
     given = mapping(item, param)
     only_keys(given, frozenset({"id", "type", "role", "content"}), param)
+    if given.get("id") is not None:
+        text(limits.NAME_MAX)(given["id"], f"{param}.id")
     if given.get("type") is not None:
         one_of("message")(given["type"], f"{param}.type")
     role = needed(given, "role", one_of(*_PART_TYPES), param)

@@ -16,7 +16,7 @@ from gateway.stream.relay import ClientLost
 from gateway.surface.errors import error_object, rate_limits
 from tenants.limits.holds import RateLimited
 
-EVENT_ID_SHOWN_MAX = 512  # as much as OpenAI's clients may send
+EVENT_ID_MAX = 512  # as much as OpenAI's clients may send
 
 
 class Farewell(Exception):
@@ -69,7 +69,7 @@ class Events:
         with suppress(ClientLost, SlowReader):
             fields = error_object(error)
             if isinstance(event_id, str):
-                fields["error"]["event_id"] = event_id[:EVENT_ID_SHOWN_MAX]
+                fields["error"]["event_id"] = event_id[:EVENT_ID_MAX]
             if isinstance(error, RateLimited):
                 fields["rate_limits"] = rate_limits(requests=error.requests, tokens=error.tokens)
             await self.emit("error", **fields)

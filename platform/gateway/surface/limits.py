@@ -48,7 +48,9 @@ JSON_INTEGER_DIGITS_MAX = _state("json_integer", 19, "digits", "any integer in t
 MODEL_NAME_MAX = _state("model", 128, "characters", "model name")
 MESSAGES_MAX = _state("messages", 2_048, "items", "messages of a chat")
 PARTS_MAX = _state("messages[].content", 256, "items", "text parts of one message")
-NAME_MAX = _state("messages[].name", 64, "characters", "name of a speaker, a tool or a schema")
+NAME_MAX = _state(
+    "messages[].name", 64, "characters", "name of a speaker, a tool or a schema; id of a WebSocket's item"
+)
 TOOL_CALLS_MAX = _state("messages[].tool_calls", 128, "items", "tool calls of one assistant message")
 TOOLS_MAX = _state("tools", 128, "items", "tools of one request")
 DESCRIPTION_MAX = _state("tools[].function.description", 8_192, "characters", "description of a tool or a schema")

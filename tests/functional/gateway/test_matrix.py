@@ -21,8 +21,8 @@ from stores.system import mint_request_id
 from tests.factories.jobs import make_row
 from tests.functional.gateway.cast import CARD, CONTEXT
 from tests.functional.gateway.conftest import Gateway
+from tests.functional.gateway.sockets import close_code, event, say, socket
 from tests.functional.gateway.test_lifecycle import PATH, STREAM, running
-from tests.functional.gateway.test_realtime import close_code, event, say, socket
 
 OPEN = {"/v1/openapi.json", "/v1/receipt-keys", "/health/live", "/health/ready"}
 KEYED = {  # what is asked and told is of the key's own tenant: nothing in it names another's

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 from websockets.typing import Subprotocol
 
@@ -23,48 +22,9 @@ from gateway.surface import limits
 from stores.subscription import Subscriber
 from tests.functional.gateway.cast import CONTEXT, MODEL, chat_frames
 from tests.functional.gateway.conftest import Gateway, serving
+from tests.functional.gateway.sockets import ITEM, close_code, event, say, socket
 
-ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 EVERY: dict[str, int] = {"older_than_ms": 0, "limit": 100}
-
-
-@asynccontextmanager
-async def socket(
-    gateway: Gateway,
-    *,
-    key: str | None = None,
-    query: str = "",
-    origin: str | None = None,
-    subprotocols: Sequence[Subprotocol] | None = None,
-) -> AsyncIterator[ClientConnection]:
-    url = gateway.url.replace("http", "ws") + "/v1/realtime" + query
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with connect(
-        url,
-        additional_headers=headers,
-        origin=origin,  # type: ignore[arg-type]
-        subprotocols=subprotocols,
-        compression=None,  # what is sent is what is in the buffers
-        proxy=None,
-    ) as connection:
-        yield connection
-
-
-async def event(connection: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(10):
-        received: dict[str, Any] = json.loads(await connection.recv())
-    return received
-
-
-async def close_code(connection: ClientConnection) -> int:
-    """The code with which the server closes; events before it are let go."""
-    async with asyncio.timeout(10):
-        with suppress(ConnectionClosedError):
-            async for _ in connection:
-                continue
-        await connection.wait_closed()
-    assert connection.close_code is not None
-    return connection.close_code
 
 
 class TestRealtime:
@@ -206,6 +166,11 @@ class TestRealtime:
             ),
             ({"type": "session.update", "session": {"voice": "alloy"}}, "unknown_parameter", "session.voice"),
             ({"type": "session.update", "session": {}, "voice": "alloy"}, "unknown_parameter", "voice"),
+            ({"type": "session.update", "session": {}, "": 1}, "unknown_parameter", "body"),
+            ({"type": "session.update", "session": {}, "event_id": 1}, "invalid_type", "event_id"),
+            ({"type": "session.update", "session": {}, "event_id": "x" * 513}, "string_too_long", "event_id"),
+            ({"type": "conversation.item.create", "item": ITEM | {"id": [1]}}, "invalid_type", "item.id"),
+            ({"type": "conversation.item.create", "item": ITEM | {"id": "x" * 65}}, "string_too_long", "item.id"),
             ({"type": "response.cancel", "response_id": 5}, "invalid_type", "response_id"),
             ({"type": "response.cancel", "response_id": "resp_1"}, "not_found", "response_id"),
             ({"type": "session.update", "session": {"model": "nope"}}, "model_not_found", "session.model"),
@@ -227,6 +192,13 @@ class TestRealtime:
             await say(connection, type="session.update", session={})
             assert (await event(connection))["type"] == "session.updated"
         assert (refusal["type"], refusal["error"]["code"], refusal["error"]["param"]) == ("error", code, param)
+
+    async def test_an_item_keeps_the_id_that_its_client_gave_it(self, gateway: Gateway) -> None:
+        async with socket(gateway, key=gateway.key) as connection:
+            await event(connection)
+            await say(connection, type="conversation.item.create", item=ITEM | {"id": "mine"})
+            created = (await event(connection))["item"]
+        assert created == {"type": "message", "role": "user", "content": "Hi", "id": "mine"}
 
     async def test_a_refusal_names_the_event_that_it_is_about(self, gateway: Gateway) -> None:
         async with socket(gateway, key=gateway.key) as connection:
@@ -489,7 +461,3 @@ async def pieces(connection: ClientConnection, first: bytes, piece: bytes, count
         return bytes([head, 0x80 | len(data)]) + bytes(4) + data
 
     connection.transport.write(frame(0x01, first) + frame(0x00, piece) * count + frame(0x80, last))
-
-
-async def say(connection: ClientConnection, **fields: Any) -> None:
-    await connection.send(json.dumps(fields))

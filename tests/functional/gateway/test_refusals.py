@@ -13,7 +13,7 @@ from gateway.refusals import ENTRIES_MAX, KEPT_MS, LATEST_MS, WAITING_MAX, WRITE
 from stores.system import mint_request_id
 from tests.functional.gateway.cast import CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway
-from tests.functional.gateway.test_realtime import ITEM, event, say, socket
+from tests.functional.gateway.sockets import ITEM, event, say, socket
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a prompt that stays private"}]}
 

@@ -18,7 +18,7 @@ from tenants.limits.keys import REVOKED_CHANNEL
 from tenants.limits.revocation import Revocation
 from tests.functional.gateway.cast import CONTEXT, MODEL, PRICE, chat_frames
 from tests.functional.gateway.conftest import Gateway
-from tests.functional.gateway.test_realtime import ITEM, close_code, event, say, socket
+from tests.functional.gateway.sockets import ITEM, close_code, event, say, socket
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 STREAM = BODY | {"stream": True}

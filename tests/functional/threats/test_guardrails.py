@@ -21,7 +21,7 @@ from safety.stream import OutputGuard
 from stores.system import SystemClock
 from tests.functional.gateway.cast import CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway, gateway, http_protocol, kept, receipts, settings, tokenizer
-from tests.functional.gateway.test_realtime import event, say, socket
+from tests.functional.gateway.sockets import event, say, socket
 from tests.unit.workers.cast import chunk, said, ticket
 from workers.frames import FrameBuilder
 
