@@ -34,6 +34,7 @@ from tenants.limits.policy import RULES, Amount, Kind
 
 METER_SECONDS = 20.0
 METER_POLL_SECONDS = 0.25
+METER_BEHIND = "the meter is behind"  # then nobody's limits can be told about
 SKEW_MS = 500
 SETTLED_AFTER_MS = 60_000  # of a cap: the contexts without it are refused by then
 _SUMMED = (Kind.WINDOW, Kind.LIFETIME)
@@ -151,7 +152,7 @@ class Auditor:
         if snapshot.watermark_ms is None:
             found.skipped = "a request has been open for too long, or too many are open"
         elif not await self._metered():
-            found.skipped = "the meter is behind"
+            found.skipped = METER_BEHIND
             return None
         return snapshot
 
