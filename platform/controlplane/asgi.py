@@ -24,7 +24,7 @@ from gateway.realtime.consumer import RealtimeConsumer
 
 
 async def refuse_websocket(scope: Any, receive: Any, send: Any) -> None:
-    """Any other WebSocket path, which our own protocol (`gateway.edge.websocket`) answers with 404 before it comes here."""
+    """Any other WebSocket path. Our own protocol (`gateway.edge.websocket`) answers 404 before it comes here."""
     await receive()
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": 4404, "reason": "no such path; /v1/realtime is the one"})
