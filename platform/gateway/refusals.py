@@ -6,7 +6,7 @@ and time; who could not be told apart (no key, a wrong one) goes into one stream
 does not take waits in this process, the newest of it, for as long as the process lives, and is written by `run` once
 the store is back. Invariants: best effort, never in a request's way: bounded in time, in how many are written at once
 and in how many wait, dropped beyond, and a store that is away is said in the log once a minute at most; an entry holds
-what the client was told and no key or prompt.
+what the client was told, without an API key where it sent one as a word of its request.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from contracts.clock import Clock
 from contracts.errors import Rejected
 from contracts.tenancy import TenantContext
+from contracts.text import redacted
 from gateway.surface.errors import param_of
 from tenants.limits import keys as names
 
@@ -81,9 +82,9 @@ class Refusals:
             at_ms=self._clock.now_ms(),
             status=error.status,
             code=error.code,
-            message=error.message,
-            path=path[:200],
-            param=param_of(error),
+            message=redacted(error.message),
+            path=redacted(path)[:200],
+            param=None if (param := param_of(error)) is None else redacted(param),
             type=error.type,
             retry_after_ms=error.retry_after_ms,
             tenant_id=caller.tenant_id if caller else "",

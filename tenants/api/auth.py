@@ -18,14 +18,13 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from contracts.errors import InvalidRequest, NotFound, PermissionDenied
-from tenants import selectors
 from tenants.actors import Actor
 from tenants.api.words import is_uuid
 from tenants.auth.keys import looks_valid
 from tenants.auth.resolve import unknown_key
-from tenants.models import ApiKey, KeyScope, Member, Role, TenantState
+from tenants.models import KeyScope, Member, Role, TenantState
 from tenants.roles import Action, may
-from tenants.services.keys import digests_of, may_use_from
+from tenants.services.keys import digests_of, load_key, may_use_from
 
 TENANT_HEADER = "Weir-Tenant"
 _READS = frozenset({"GET", "HEAD"})
@@ -75,7 +74,7 @@ class ManagementKey(BaseAuthentication):
         if not header or header[0].lower() != b"bearer":
             return None
         bearer = header[1].decode("latin-1") if len(header) == 2 else ""
-        key = _find(bearer) if looks_valid(bearer) else None
+        key = load_key(digests_of(bearer)) if looks_valid(bearer) else None
         if key is None:
             raise exceptions.AuthenticationFailed(unknown_key().message)
         if not may_use_from(key, address_of(request)):
@@ -144,11 +143,6 @@ def _permission(request: Request, view: APIView) -> str:
     """Of Django's own: to look at what the route shows, or to change it."""
     shown = cast("Any", view).queryset.model._meta  # noqa: SLF001 - Django's own API
     return f"{shown.app_label}.{'view' if request.method in _READS else 'change'}_{shown.model_name}"
-
-
-def _find(bearer: str) -> ApiKey | None:
-    [found] = selectors.find_keys([digests_of(bearer)])
-    return found[0] if found is not None and found[0].tenant.state == TenantState.ACTIVE else None
 
 
 def _as_member(user: Any, named: str | None) -> Caller:

@@ -23,7 +23,7 @@ from tenants import selectors
 from tenants.actors import SYSTEM, Actor
 from tenants.auth.keys import PREFIX, digest, hint_of, mint
 from tenants.events import record
-from tenants.models import ApiKey, KeyScope, Project
+from tenants.models import ApiKey, KeyScope, Project, TenantState
 from tenants.peppers import peppers
 from tenants.services.catalogue import check_models
 from tenants.services.facts import apply, key_facts, moment, must_be_open, subject
@@ -194,12 +194,26 @@ def load_keys(asked: Sequence[Sequence[str]]) -> list[TenantContext | Permission
     contexts = selectors.load_contexts(asked)
     for digests, context in zip(asked, contexts, strict=True):
         if isinstance(context, TenantContext) and len(digests) > 1:
-            moved = ApiKey.objects.filter(id=context.api_key_id)
-            newest = {"digest": digests[0], "pepper_id": pepper_id_of(pepper())}
-            moved.filter(digest__in=digests[1:]).update(**newest)
-            moved.filter(previous_digest__in=digests[1:]).update(previous_digest=digests[0])
-            _move_earlier(moved, digests)
+            _move(context.api_key_id, digests)
     return contexts
+
+
+def load_key(digests: Sequence[str]) -> ApiKey | None:
+    """The live key of a text, given as its digests, of an active tenant; moved like those of `load_keys`."""
+    [found] = selectors.find_keys([digests])
+    if found is None or found[0].tenant.state != TenantState.ACTIVE:
+        return None
+    if len(digests) > 1:
+        _move(str(found[0].id), digests)
+    return found[0]
+
+
+def _move(key_id: str, digests: Sequence[str]) -> None:
+    moved = ApiKey.objects.filter(id=key_id)
+    newest = {"digest": digests[0], "pepper_id": pepper_id_of(pepper())}
+    moved.filter(digest__in=digests[1:]).update(**newest)
+    moved.filter(previous_digest__in=digests[1:]).update(previous_digest=digests[0])
+    _move_earlier(moved, digests)
 
 
 def _move_earlier(moved: QuerySet[ApiKey], digests: Sequence[str]) -> None:

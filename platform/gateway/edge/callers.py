@@ -1,7 +1,7 @@
 """Steps 1-2: who asks, of one HTTP request. Called by every route that needs a key.
 
-Invariant: once the caller is known, every answer carries the rate headers, an error's and a report's too, unless the
-limits cannot be read.
+Invariant: once the caller is known, every answer carries the rate headers of what is limited, an error's and a
+report's too, unless the limits cannot be read.
 """
 
 from gateway.admission import Admission, Caller

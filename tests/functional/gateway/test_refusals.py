@@ -32,6 +32,11 @@ async def seen(gateway: Gateway, tenant: str = "acme") -> list[bytes]:
     return [fields[b"d"] for _, fields in entries]
 
 
+async def seen_by_nobody(gateway: Gateway) -> list[bytes]:
+    """The raw entries of callers who could not be told apart; there may be none."""
+    return [fields[b"d"] for _, fields in await gateway.services.redis.xrange("w:refused")]
+
+
 class TestEdge:
     async def test_a_limit_s_refusal_is_found_with_what_the_client_was_told(
         self, gateway: Gateway, refusals: Refusals
@@ -51,6 +56,21 @@ class TestEdge:
         )
         assert found.message == answer.json()["error"]["message"]
         assert (found.path, b"private" in raw, key.encode() in raw) == ("/v1/chat/completions", False, False)
+
+    async def test_keeps_no_key_that_was_sent_as_a_word_of_the_request(self, gateway: Gateway) -> None:
+        key, chat = gateway.key, "/v1/chat/completions"
+        for body in (BODY | {"model": key}, BODY | {key: 1}, BODY | {"messages": [{"role": key, "content": "x"}]}):
+            refused = await gateway.http.post(chat, json=body, headers=gateway.auth())
+            assert 400 <= refused.status_code < 500
+        await gateway.http.get(f"/v1/models/{key}", headers=gateway.auth())
+        await gateway.http.post(f"/v1/{key}", json=BODY, headers=gateway.auth())
+        last = await gateway.http.post(chat, json=BODY | {"temperature": 9}, headers=gateway.auth())
+        async with asyncio.timeout(5):
+            while last.headers["x-request-id"].encode() not in (raw := b"".join(await seen(gateway))):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        everything = raw + b"".join(await seen_by_nobody(gateway))
+        assert key.encode() not in everything
+        assert everything.count(b"weir_\xe2\x80\xa6") >= 4
 
     async def test_its_own_tenant_reads_it_by_its_id_and_nobody_else(self, gateway: Gateway) -> None:
         refused = await gateway.http.post(

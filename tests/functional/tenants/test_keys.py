@@ -16,7 +16,7 @@ from tenants.auth.keys import digest
 from tenants.limits import keys as redis_keys
 from tenants.models import ApiKey, OutboxEvent
 from tenants.services.keys import FORMER_TEXTS_MAX, canonical_network, digests_of, pepper_id_of
-from tests.functional.tenants.api import manager, member
+from tests.functional.tenants.api import Api, manager, member
 from tests.functional.tenants.conftest import Customer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("wired")]
@@ -209,6 +209,17 @@ class TestPeppers:
         settings.ENV = env.model_copy(update={"secret": type(env.secret)("n" * 40)})
         assert opens(rotated)
         assert opens(acme.plaintext)
+
+    def test_move_a_management_key_when_it_is_used_too(self, acme: Customer, settings: Settings) -> None:
+        _, text = services.create_key(project=acme.project, name="manage", scopes=["manage"])
+        env = settings.ENV
+        secret = type(env.secret)
+        settings.ENV = env.model_copy(update={"secret": secret("n" * 40), "secret_old": env.secret})
+        status, _ = Api(text)("get", "keys")
+        row = ApiKey.objects.get(name="manage")
+        assert (status, row.pepper_id) == (200, pepper_id_of(services.pepper()))
+        settings.ENV = env.model_copy(update={"secret": secret("n" * 40)})
+        assert Api(text)("get", "keys")[0] == 200
 
     def test_that_are_gone_open_nothing(self, acme: Customer, settings: Settings) -> None:
         env = settings.ENV

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from controlplane.redaction import Redacted, Redacting, redacted
+from contracts.text import redacted
+from controlplane.redaction import Redacted, Redacting
 from tenants.auth.keys import mint
 
 KEY = mint()
