@@ -28,8 +28,8 @@ budget leaves: an answer that ends there has the `finish_reason` `length`, and `
 Money is hard: the worst case is held, so a budget cannot be passed. A limit of a day, a month or a lifetime counts from
 the moment that it is set; what was used before in its window is added by the check that runs every five minutes, as it
 is after a loss of the store's counters (sooner by `manage.py rebuild_limits`).
-Alerts (50, 80 and 100 % unless set otherwise) refuse nothing and are told once per window, as `budget.threshold`; `budget.spent` is told when not even the
-shortest answer fits.
+Alerts (50, 80 and 100 % unless set otherwise) refuse nothing and are told once per window, as `budget.threshold`;
+`budget.spent` is told when not even the shortest answer fits.
 
 | answer | code | when | again? |
 |---|---|---|---|
