@@ -210,6 +210,8 @@ SPECTACULAR_SETTINGS = {
         "DocumentStateEnum": "billing.models.DocumentState",
         "MetricEnum": "tenants.models.METRICS",
         "SettableMetricEnum": "tenants.models.SETTABLE",
+        "RuleActionEnum": ["block", "redact", "flag"],
+        "TrialActionEnum": ["pass", "block", "redact", "flag"],
     },
     "TITLE": "Weir management API",
     "DESCRIPTION": "The inference API is described at [/api/docs/inference/](/api/docs/inference/).",
