@@ -17,8 +17,7 @@ from billing.clickhouse.reports import read_latency, read_page, read_recent, rea
 from billing.clickhouse.shapes import LatencyPercentiles, LedgerTotals, ReportLine, RequestRow, UsagePage
 from billing.clickhouse.usage import plan_page
 from billing.customers import find_payer
-from billing.ledger.entries import USAGE
-from billing.models import AccountKind, LedgerEntry, PriceVersion, UsagePosting
+from billing.models import USAGE, AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
 from contracts.jobs import ServiceClass
 from contracts.money import PriceCard, nano_from_decimal

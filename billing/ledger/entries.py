@@ -15,9 +15,8 @@ from django.db import connection, transaction
 from django.db.models import Q
 
 from billing.metering.faults import fault_point
-from billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting, new_id
+from billing.models import USAGE, AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting, new_id
 
-USAGE = "usage:"  # what the keys of usage begin with, and of nothing else
 STATEMENT_TIMEOUT_MS = 30_000
 LOCK_TIMEOUT_MS = 10_000
 

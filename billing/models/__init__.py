@@ -28,12 +28,13 @@ from billing.models.invoices import (
     Payment,
 )
 from billing.models.jobs import BillingJob, JobKind, JobState
-from billing.models.ledger import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
+from billing.models.ledger import USAGE, AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, UsagePosting
 from billing.models.prices import ContractTerms, PriceClass, PriceList, PriceMeter, PriceVersion
 from billing.models.receipts import ReceiptKey
 from billing.models.tax import BillingProfile, Issuer, TaxRate
 
 __all__ = [
+    "USAGE",
     "AccountKind",
     "Adjustment",
     "BillingJob",

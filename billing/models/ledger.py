@@ -38,6 +38,9 @@ class LedgerAccount(models.Model):
         return f"{self.get_kind_display()} {self.currency}"
 
 
+USAGE = "usage:"  # what the keys of usage begin with, and of nothing else
+
+
 class LedgerTransaction(models.Model):
     """Entries that happened together. The idempotency key makes a repeated posting a no-op."""
 
@@ -51,7 +54,7 @@ class LedgerTransaction(models.Model):
         ordering = ["-posted_at", "-id"]
         indexes = [
             # The few among the many of usage: what a prepaid tenant may spend is asked of them.
-            models.Index(fields=["id"], condition=~Q(idempotency_key__startswith="usage:"), name="ledger_not_of_usage"),
+            models.Index(fields=["id"], condition=~Q(idempotency_key__startswith=USAGE), name="ledger_not_of_usage"),
         ]
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from infra.bench import (
 from infra.bench.gateway_stage import gateway_stage
 from infra.bench.instance import Instance
 from infra.bench.litellm_proxy import ensure_proxy, locked_version
-from infra.bench.load import Refused, get_json
+from infra.bench.load import Refused, Target, get_json
 from infra.bench.output import Measure
 from infra.bench.real import batching, paging, speculative, tensor
 from infra.bench.real.engine import EngineAway
@@ -44,6 +44,7 @@ from infra.sim.routing.workloads import NoPrefixes
 from stores.clickhouse import ClickHouseError
 
 Rows = Sequence[tuple[str, str]]
+_LOAD = ("requests", "concurrency", "max_tokens", "prompt_words")
 
 
 class BenchFailed(Exception):
@@ -90,22 +91,26 @@ class Bench:
 
 async def engine_of(instance: Instance) -> str:
     """The kind of engine behind a platform's first model, as its own API tells. Raises Refused, OSError."""
-    target = instance.platform_target(model="")
-    models = await get_json(target, "/v1/models")
-    card = await get_json(target, f"/v1/models/{models['data'][0]['id']}")
+    _, card = await _first_model(instance)
     return str(card["engine"])
+
+
+async def _first_model(instance: Instance) -> tuple[str, dict[str, Any]]:
+    """The name of a platform's first model and its card. Raises Refused, OSError."""
+    target = instance.platform_target(model="")
+    model = await _first_name(target)
+    return model, await get_json(target, f"/v1/models/{model}")
+
+
+async def _first_name(target: Target) -> str:
+    return str((await get_json(target, "/v1/models"))["data"][0]["id"])
 
 
 async def run_overhead(instance: Instance, options: Options, start: Start) -> Finished:
     """Bench `overhead` on a platform that runs. Raises BenchFailed when a request failed."""
-    plan = overhead.Plan()
-    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
-    first = instance.platform_target(model="")
-    model = str((await get_json(first, "/v1/models"))["data"][0]["id"])
-    card = await get_json(first, f"/v1/models/{model}")
-    engine = instance.engine_target(model="")
-    inner = str((await get_json(engine, "/v1/models"))["data"][0]["id"])
+    plan = _given(overhead.Plan(), _named(options, *_LOAD))
+    model, card = await _first_model(instance)
+    inner = await _first_name(instance.engine_target(model=""))
     found = await overhead.run(
         direct=instance.engine_target(model=inner),
         weir=instance.platform_target(model=model),
@@ -127,12 +132,9 @@ async def run_overhead(instance: Instance, options: Options, start: Start) -> Fi
 
 async def run_cancel(instance: Instance, options: Options, start: Start) -> Finished:
     """Bench `cancel` on a platform that runs. Raises BenchFailed when the engine was not free of a client in time."""
-    plan = cancel.Plan()
-    chosen = {name: getattr(options, name) for name in ("requests", "max_tokens", "prompt_words")}
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
-    first, engine = instance.platform_target(model=""), instance.engine_target(model="")
-    model, inner = [str((await get_json(each, "/v1/models"))["data"][0]["id"]) for each in (first, engine)]
-    card = await get_json(first, f"/v1/models/{model}")
+    plan = _given(cancel.Plan(), _named(options, "requests", "max_tokens", "prompt_words"))
+    model, card = await _first_model(instance)
+    inner = await _first_name(instance.engine_target(model=""))
     try:
         found = await cancel.run(
             engine=instance.engine_target(model=inner),
@@ -149,12 +151,8 @@ async def run_cancel(instance: Instance, options: Options, start: Start) -> Fini
 
 async def run_admission(instance: Instance, options: Options, start: Start) -> Finished:
     """Bench `admission` on a platform that runs. Raises BenchFailed when a probe did."""
-    plan = admission.Plan()
-    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
-    first = instance.platform_target(model="")
-    model = str((await get_json(first, "/v1/models"))["data"][0]["id"])
-    card = await get_json(first, f"/v1/models/{model}")
+    plan = _given(admission.Plan(), _named(options, *_LOAD))
+    model, card = await _first_model(instance)
     instance.unguarded_target(model=model)  # makes the bench's own tenant, whose keys are tried and revoked
     record: dict[str, Rows] = {"machine": machine_rows(), "model": model_rows(card)}
     try:
@@ -170,9 +168,7 @@ async def run_admission(instance: Instance, options: Options, start: Start) -> F
 
 async def run_queue(_: None, options: Options, start: Start) -> Finished:
     """Bench `queue` on a store of its own. Raises BenchFailed."""
-    plan = queue.Plan()
-    chosen = {"cycles": options.requests, "slots": options.concurrency}
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    plan = _given(queue.Plan(), {"cycles": options.requests, "slots": options.concurrency})
     async with private_valkey() as redis:
         try:
             found = await queue.run(redis=redis, plan=plan, advance=start(plan.steps))
@@ -241,9 +237,8 @@ async def run_stream(_: None, options: Options, start: Start) -> Finished:
 
 async def run_gateway(_: None, options: Options, start: Start) -> Finished:
     """Bench `gateway` on a platform of its own and a proxy of its own. Raises BenchFailed, InstanceFailed."""
-    plan = gateway.Plan()
     chosen = {"alone": options.requests, "connections": options.concurrency, "stream_tokens": options.max_tokens}
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    plan = _given(gateway.Plan(), chosen)
     machine, workers = machine_rows(), len(os.sched_getaffinity(0))
     try:
         environment = ensure_proxy()
@@ -325,11 +320,9 @@ async def run_soak(_: None, options: Options, start: Start) -> Finished:
 
 async def run_slo(instance: Instance, options: Options, start: Start) -> Finished:
     """Bench `slo` on a platform that runs. Raises BenchFailed when a request failed."""
-    chosen = {name: getattr(options, name) for name in ("requests", "concurrency", "max_tokens", "prompt_words")}
-    plan = _given(slo.Plan(), chosen)
-    model = str((await get_json(instance.platform_target(model=""), "/v1/models"))["data"][0]["id"])
+    plan = _given(slo.Plan(), _named(options, *_LOAD))
+    model, card = await _first_model(instance)
     target = instance.platform_target(model=model)
-    card = await get_json(target, f"/v1/models/{model}")
     found = await slo.run(
         platform=target, engine=instance.engine_target(model=model), plan=plan, advance=start(plan.steps)
     )
@@ -341,6 +334,18 @@ async def run_slo(instance: Instance, options: Options, start: Start) -> Finishe
     return Finished(
         measures=lines, record={**record, "engine": found.occupancy.rows(), "aims": slo.verdict_rows(lines)}
     )
+
+
+async def run_safety(_: None, options: Options, start: Start) -> Finished:
+    """Bench `safety` in this process. Raises BenchFailed."""
+    chosen = {"requests": options.requests, "tokens": options.max_tokens, "prompt_words": options.prompt_words}
+    plan = _given(safety.Plan(), chosen)
+    machine = machine_rows()
+    try:
+        found = await safety.run(plan=plan, advance=start(plan.steps))
+    except safety.NotWhole as error:
+        raise BenchFailed(str(error)) from error
+    return Finished(measures=safety.measures(found), record={"machine": machine, **safety.record(found)})
 
 
 async def run_speculative(_: None, options: Options, start: Start) -> Finished:
@@ -366,7 +371,13 @@ async def run_tp(_: None, options: Options, start: Start) -> Finished:
     return await _on_real_engines(tensor, _given(tensor.Plan(), {"max_tokens": options.max_tokens}), start)
 
 
+def _named(options: Options, *names: str) -> dict[str, int | None]:
+    """What the command line says of these, for a plan that calls them the same."""
+    return {name: getattr(options, name) for name in names}
+
+
 def _given(plan: Any, chosen: Mapping[str, int | None]) -> Any:
+    """The plan, changed where something was chosen."""
     return replace(plan, **{name: value for name, value in chosen.items() if value is not None})
 
 
@@ -446,7 +457,7 @@ BENCHES = {
         Bench(
             name=safety.NAME,
             about="guardrails alone: added to the first token and between tokens by policy, MB/s by kind of rule",
-            run=safety.run_bench,
+            run=run_safety,
             platform=False,
         ),
         Bench(

@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infra.bench.output import Measure
-from infra.bench.record import machine_rows
 from infra.bench.stats import describe, percentile
 from safety.engines.pool import ValidatorPool
 from safety.guard import check_prompt_with
@@ -36,9 +35,6 @@ from safety.policy import CompiledPolicy
 from safety.rules.pii import INTERNATIONAL, NATIONAL
 from safety.rules.secrets import FORMATS
 from safety.stream import OutputGuard
-
-if TYPE_CHECKING:
-    from infra.bench.registry import Finished, Options, Start
 
 NAME = "safety"
 NONE = "none"
@@ -125,7 +121,7 @@ def policies(*, validators: bool) -> dict[str, CompiledPolicy | None]:
         *typical[:5],
         *more,
         rule("words", "ban_list", {"words": made_words(10_000)}),
-        *(rule(name, kind, config) for name, (kind, config) in kinds().items() if name not in ("regex", "ban_list")),
+        *(rule(kind, kind, config) for kind, config in kinds().items() if kind not in ("regex", "ban_list")),
     ]
     made: dict[str, CompiledPolicy | None] = {NONE: None, AIMED: _policy(typical), "heavy": _policy(heavy)}
     if validators:
@@ -134,9 +130,9 @@ def policies(*, validators: bool) -> dict[str, CompiledPolicy | None]:
     return made
 
 
-def kinds() -> dict[str, tuple[str, dict[str, Any]]]:
-    """One rule of each kind that reads a text while it flows, at its fullest."""
-    named: dict[str, dict[str, Any]] = {
+def kinds() -> dict[str, dict[str, Any]]:
+    """The configuration of a rule of each kind that reads a text while it flows, at its fullest."""
+    return {
         "regex": {"pattern": _REGEXES[0]},
         "ban_list": {"words": made_words(1_000)},
         "secrets": {"formats": list(FORMATS)},
@@ -147,7 +143,6 @@ def kinds() -> dict[str, tuple[str, dict[str, Any]]]:
         "prompt_injection": {},
         "prompt_leak": {},
     }
-    return {kind: (kind, config) for kind, config in named.items()}
 
 
 def rule(name: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,8 +213,8 @@ async def run(*, plan: Plan, advance: Callable[[int], None]) -> Found:
     finally:
         await pool.close()
     text = made_text(seed=plan.seed, words=plan.kind_chars // 4)[: plan.kind_chars]
-    for name, (kind, config) in kinds().items():
-        found.speeds[name] = await _speed(_policy([rule(name, kind, config)]), text)
+    for kind, config in kinds().items():
+        found.speeds[kind] = await _speed(_policy([rule(kind, kind, config)]), text)
         advance(1)
     return found
 
@@ -290,20 +285,6 @@ async def _speed(policy: CompiledPolicy, text: str) -> tuple[float, float]:
         await guard.feed(CHANNEL, token)
     await guard.finish(CHANNEL)
     return prompt, size / (clock() - began)
-
-
-async def run_bench(_: None, options: Options, start: Start) -> Finished:
-    """The bench as `registry` runs it. Raises BenchFailed."""
-    from infra.bench.registry import BenchFailed, Finished  # it imports this module
-
-    chosen = {"requests": options.requests, "tokens": options.max_tokens, "prompt_words": options.prompt_words}
-    plan = replace(Plan(), **{name: value for name, value in chosen.items() if value is not None})
-    machine = machine_rows()
-    try:
-        found = await run(plan=plan, advance=start(plan.steps))
-    except NotWhole as error:
-        raise BenchFailed(str(error)) from error
-    return Finished(measures=measures(found), record={"machine": machine, **record(found)})
 
 
 def measures(found: Found) -> list[Measure]:

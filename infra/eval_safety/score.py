@@ -48,24 +48,12 @@ class Score:
     false_alarms: list[str] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)  # unseen texts that were not found
 
-    @property
-    def recall(self) -> float | None:
-        return _share(self.found, self.found + self.missed)
-
-    @property
-    def precision(self) -> float | None:
-        return _share(self.found, self.found + self.alarms)
-
     def add(self, other: Score) -> None:
         """Take in the counts of a part."""
         for name in ("found", "missed", "alarms", "quiet", "unseen", "unseen_found"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("spent", "misses", "false_alarms", "beyond"):
             getattr(self, name).extend(getattr(other, name))
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def wilson(part: int, whole: int, *, z: float = Z95) -> tuple[float, float]:

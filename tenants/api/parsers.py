@@ -14,11 +14,11 @@ from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import BaseParser
 
 from contracts.text import shown
+from tenants.api.words import PARAM_SHOWN_MAX
 
 BODY_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 32
 DIGITS_MAX = 100  # of an integer; each field's own bound is far below
-FIELD_SHOWN_MAX = 100
 
 # A whole string (or one that never ends), else a bracket. Possessive, so that no text makes it look back.
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -55,7 +55,7 @@ class WrongField(ValueError):
 
     def __init__(self, why: str, *, field: str = "") -> None:
         super().__init__(why)
-        self.field = field.encode("utf-8", "replace").decode()[:FIELD_SHOWN_MAX]
+        self.field = field.encode("utf-8", "replace").decode()[:PARAM_SHOWN_MAX]
 
 
 def read_json(text: str) -> Any:

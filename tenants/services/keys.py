@@ -201,11 +201,12 @@ def load_keys(asked: Sequence[Sequence[str]]) -> list[TenantContext | Permission
 def load_key(digests: Sequence[str]) -> ApiKey | None:
     """The live key of a text, given as its digests, of an active tenant; moved like those of `load_keys`."""
     [found] = selectors.find_keys([digests])
-    if found is None or found[0].tenant.state != TenantState.ACTIVE:
+    key = None if found is None else found[0]
+    if key is None or key.tenant.state != TenantState.ACTIVE:
         return None
-    if len(digests) > 1:
-        _move(str(found[0].id), digests)
-    return found[0]
+    if {key.digest, key.previous_digest, *key.earlier} & set(digests[1:]):  # else it was moved before
+        _move(str(key.id), digests)
+    return key
 
 
 def _move(key_id: str, digests: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from safety.verdicts import Action, RuleState, Stage
 from tenants.api.shapes import Choice, Strict
 
 _STATES = [state.value for state in RuleState]
-_ACTIONS = [action.value for action in Action]
+ACTIONS = [action.value for action in Action]
+RESULTS = ["pass", *ACTIONS]
 
 
 class PolicyOut(serializers.ModelSerializer[Policy]):
@@ -84,8 +85,8 @@ class TryIn(Strict):
 class RuleToldOut(serializers.Serializer[Any]):
     rule = serializers.CharField()
     kind = serializers.CharField()
-    action = serializers.ChoiceField(choices=_ACTIONS)
-    shadow = serializers.ChoiceField(choices=_ACTIONS, allow_null=True, help_text="What it would do out of shadow.")
+    action = serializers.ChoiceField(choices=ACTIONS)
+    shadow = serializers.ChoiceField(choices=ACTIONS, allow_null=True, help_text="What it would do out of shadow.")
     state = serializers.ChoiceField(choices=_STATES, help_text="Only `ran` saw the whole text.")
     hits = serializers.IntegerField()
     acted = serializers.BooleanField()
@@ -109,7 +110,7 @@ class TrialOut(serializers.Serializer[Any]):
     origin = serializers.ChoiceField(choices=["draft", "published", "document"], help_text="Whose rules were run.")
     version = serializers.IntegerField(allow_null=True, help_text="Of the published rules.")
     stage = serializers.ChoiceField(choices=[stage.value for stage in Stage])
-    action = serializers.ChoiceField(choices=["pass", *_ACTIONS], help_text="What came of the whole.")
+    action = serializers.ChoiceField(choices=RESULTS, help_text="What came of the whole.")
     blocked_by = serializers.CharField(allow_null=True)
     text = serializers.CharField(
         allow_null=True, allow_blank=True, help_text="What the model reads, or the client got. null = refused."

@@ -45,6 +45,7 @@ _EVENTS = {
     "response.cancel": "response_id",
 }
 _SAID_BY_ANY = ("type", "event_id")
+_check_event_id = text(EVENT_ID_MAX)
 _SUBPROTOCOL = "realtime"  # as OpenAI's clients offer it
 _SECRET_PARAMETERS = frozenset({"token", "key", "api_key", "authorization", "access_token"})
 
@@ -232,7 +233,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             if name not in (*_SAID_BY_ANY, _EVENTS[kind]):
                 raise unknown_field(name, message=f"is not a field of {kind}")
         if event.get("event_id") is not None:
-            text(EVENT_ID_MAX)(event["event_id"], "event_id")
+            _check_event_id(event["event_id"], "event_id")
         if kind == "session.update":
             await self._events.emit("session.updated", session=await self._update(event.get("session"), caller))
         elif kind == "conversation.item.create":

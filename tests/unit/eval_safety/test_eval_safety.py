@@ -75,7 +75,8 @@ class TestScore:
         assert (told.found, told.missed, told.alarms, told.quiet) == (2, 1, 1, 1)
         assert (told.unseen, told.unseen_found, told.beyond) == (1, 0, ["p-e-a-r"])
         assert (told.misses, told.false_alarms) == (["two PEARS"], ["pear"])
-        assert (told.recall, told.precision) == (2 / 3, 2 / 3)
+        shares = {line.metric: line.value for line in measures([told])}
+        assert (shares["recall"], shares["precision"]) == (2 / 3, 2 / 3)
         assert told.spent == [0.0] * 6
 
     def test_finds_nothing_amiss_with_small_sets_of_what_has_a_checksum(self) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from infra.bench.stats import percentile
 from infra.eval_safety.samples import families
 from infra.eval_safety.score import EXACT, Score, by_kind, measures, score, shown, wilson
 
@@ -64,15 +65,13 @@ def print_scores(scores: Sequence[Score], *, console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("kind", "part") else "right", no_wrap=True)
     parts = [one for one in scores if one.what != "all"]
     for one in (*by_kind(scores), *parts):
-        spent = sorted(one.spent)
         table.add_row(
             one.kind,
             one.what,
-            str(len(spent)),
+            str(len(one.spent)),
             _with_interval(one.found, one.found + one.alarms),
             _with_interval(one.found, one.found + one.missed),
-            f"{spent[len(spent) // 2]:.3f}",
-            f"{spent[len(spent) * 99 // 100]:.3f}",
+            *(f"{percentile(one.spent, percent=percent):.3f}" for percent in (50, 99)),
         )
     console.print(table)
 
