@@ -114,7 +114,7 @@ async def wired(redis: Redis, statements: Statements, tmp_path: Path) -> AsyncIt
         async with asyncio.timeout(20):
             await services.revocations.subscribed.wait()  # until then each request reads its key
         yield Wired(http, services, worker)
-    await services.redis.aclose()
+    await services.redis.aclose(close_connection_pool=True)
 
 
 class TestAWarmKey:
