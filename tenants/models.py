@@ -127,6 +127,7 @@ class Tenant(Dated):
     name = models.CharField(max_length=200)
     state = models.CharField(max_length=20, choices=TenantState, default=TenantState.ACTIVE)
     plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="tenants")
+    plan_since = models.DateTimeField(default=clock.now, editable=False)
     timezone = models.CharField(
         max_length=64, default="UTC", help_text="IANA zone of its calendar days and months, e.g. Europe/Berlin."
     )

@@ -55,6 +55,11 @@ app.conf.beat_schedule = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    "begin limits with what was used before": {
+        "task": "controlplane.tasks.begin_limits",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
     "hold prepaid tenants to their credit": {
         "task": "controlplane.tasks.follow_credit",
         "schedule": 60.0,

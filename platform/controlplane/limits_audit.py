@@ -4,8 +4,10 @@ Called by `controlplane.tasks` and `manage.py rebuild_limits`. A snapshot of the
 every admitted request is settled; once the meter has passed all that had ended by then, ClickHouse's sums below it and
 the settlements since must be what the counters hold. Usage that is recorded later than the snapshot is left out of the
 sums, so that a lost hold that ends while they are read is not in them; the clocks of the pools may differ from the
-tenant's by `skew_ms`. Invariants: what cannot be told is skipped with its reason and never reported as a drift; a limit
-that was set within its window is brought up to date, not reported.
+tenant's by `skew_ms`. A limit that begins within its window counts what was used before as soon as the beat sees it
+(`begin`); requests that were under way then, or were still admitted without it, are brought in by the next check.
+Invariants: what cannot be told is skipped with its reason and never reported as a drift; a limit that was set within
+its window is brought up to date, not reported.
 """
 
 import asyncio
@@ -33,6 +35,7 @@ from tenants.limits.gate import Gate
 from tenants.limits.policy import RULES, Amount, Kind
 
 METER_SECONDS = 20.0
+BEGIN_METER_SECONDS = 5.0  # a limit that begins is tried again by the next beat
 METER_POLL_SECONDS = 0.25
 METER_BEHIND = "the meter is behind"  # then nobody's limits can be told about
 SKEW_MS = 500
@@ -70,6 +73,7 @@ class Auditor:
     reader: Reader
     limits_of: Callable[[str], Awaitable[Sequence[CountedLimit]]]
     skew_ms: int = SKEW_MS
+    meter_seconds: float = METER_SECONDS
 
     async def check(self, *, tenant_id: str, renew: bool = True) -> Findings:
         """Compare, and bring limits that are younger than their window up to date, if it may write (`renew`)."""
@@ -88,13 +92,29 @@ class Auditor:
                 continue
             since = counted.limit.since_ms
             below = await sums.of(counted, start_ms=standing.start_ms, end_ms=watermark_ms)
-            if max(standing.rebuilt_ms, standing.start_ms) >= since:
+            if standing.from_ms > since + SETTLED_AFTER_MS:
                 if standing.drift(below=below):
                     found.drifts.append(_drift(standing, "used", standing.used, below + standing.late))
             elif snapshot.watermark_ms > since + SETTLED_AFTER_MS:
                 young.append(counted)
         if young and renew:
             await self._renew(tenant_id, young, found, timezone=None)
+        return found
+
+    async def begin(self, *, tenant_id: str, timezone: str) -> Findings:
+        """Let limits that are younger than their window count what was admitted before them, once for each."""
+        found = Findings(tenant_id=tenant_id)
+        limits = [each for each in await self.limits_of(tenant_id) if RULES[each.limit.metric].kind in _SUMMED]
+        snapshot = await self._snapshot(tenant_id, limits, found)
+        if snapshot is None:
+            return found
+        young = [
+            counted
+            for counted, standing in zip(limits, snapshot.standings, strict=False)
+            if standing.from_ms < counted.limit.since_ms and not standing.is_over(snapshot.now_ms)
+        ]
+        if young:
+            found.checked = await self._renew(tenant_id, young, found, timezone=timezone, beginning=True)
         return found
 
     async def rebuild(self, *, tenant_id: str, timezone: str) -> Findings:
@@ -106,9 +126,18 @@ class Auditor:
         return found
 
     async def _renew(
-        self, tenant_id: str, limits: Sequence[CountedLimit], found: Findings, *, timezone: str | None
+        self,
+        tenant_id: str,
+        limits: Sequence[CountedLimit],
+        found: Findings,
+        *,
+        timezone: str | None,
+        beginning: bool = False,
     ) -> int:
-        """Returns how many counters could be told. Without a zone, one that has no window is left out."""
+        """Returns how many counters could be told. Without a zone, one that has no window is left out.
+
+        `beginning`: what was admitted since a limit began is in its counter already, also where nothing was.
+        """
         snapshot = await self._snapshot(tenant_id, limits, found, reading=True)
         if snapshot is None or snapshot.watermark_ms is None:
             return 0
@@ -120,6 +149,8 @@ class Auditor:
                 continue  # a bucket drains by itself
             window, below = standing.window, 0
             end_ms = snapshot.watermark_ms if standing.known else snapshot.now_ms + 1
+            if beginning:
+                end_ms = counted.limit.since_ms
             if kind in _SUMMED:
                 if kind is Kind.WINDOW and not window:
                     if timezone is None:
@@ -160,7 +191,7 @@ class Auditor:
         """Waits until the meter has taken all that had ended by now; False when it does not get there in time."""
         ends = await self._stream_ends()
         try:
-            async with asyncio.timeout(METER_SECONDS):
+            async with asyncio.timeout(self.meter_seconds):
                 for stream, last in ends.items():
                     while not await self._passed(stream, last):  # noqa: ASYNC110 - the meter offers no event
                         await asyncio.sleep(METER_POLL_SECONDS)
@@ -187,7 +218,7 @@ class Auditor:
 
 
 @asynccontextmanager
-async def open_auditor() -> AsyncIterator[Auditor]:
+async def open_auditor(*, meter_seconds: float = METER_SECONDS) -> AsyncIterator[Auditor]:
     """With connections of its own, closed at the end."""
     redis = open_redis(environment().redis)
     try:
@@ -197,6 +228,7 @@ async def open_auditor() -> AsyncIterator[Auditor]:
             audit=Audit(redis, gate=gate),
             reader=usage_reader(),
             limits_of=sync_to_async(counted_limits, thread_sensitive=True),
+            meter_seconds=meter_seconds,
         )
     finally:
         await redis.aclose(close_connection_pool=True)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Iterable
+from datetime import timedelta
 
 from celery import shared_task
 from django.utils import timezone
@@ -9,14 +11,15 @@ from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
 from controlplane import prepaid, retention
-from controlplane.limits_audit import METER_BEHIND, Findings, open_auditor
+from controlplane.limits_audit import BEGIN_METER_SECONDS, METER_BEHIND, Findings, open_auditor
 from stores.clickhouse import ClickHouseError
 from tenants import limit_events
-from tenants.budgets import live_tenants
+from tenants.budgets import live_tenants, tenants_with_new_limits
 
 log = logging.getLogger("weir.limits")
 
 TENANTS_MAX = 500  # of one round; the next begins behind them
+NEW_FOR = timedelta(minutes=10)  # within which a limit that begins is tried; the check, every five, takes the rest
 
 
 @shared_task(name="controlplane.tasks.check_limits")  # type: ignore[untyped-decorator] # celery has no types
@@ -28,28 +31,47 @@ def check_limits(*, after: str = "") -> int:
     """
     tenants = [tenant_id for tenant_id, _ in live_tenants() if tenant_id > after][: TENANTS_MAX + 1]
     found = asyncio.run(_check(tenants[:TENANTS_MAX]))
+    for each in found:
+        for drift in each.drifts:
+            log.error("limits of tenant %s drifted: %s", each.tenant_id, drift)
     is_behind = bool(found) and found[-1].skipped == METER_BEHIND
     if len(tenants) > TENANTS_MAX and not is_behind:
         check_limits.delay(after=tenants[TENANTS_MAX - 1])
     return sum(len(each.drifts) for each in found)
 
 
-async def _check(tenants: list[str]) -> list[Findings]:
-    found: list[Findings] = []
+@shared_task(name="controlplane.tasks.begin_limits")  # type: ignore[untyped-decorator] # celery has no types
+def begin_limits() -> int:
+    """Let limits that began within their window count what was used before; returns how many counters changed."""
+    tenants = tenants_with_new_limits(since=timezone.now() - NEW_FOR)[:TENANTS_MAX]
+    return sum(each.renewed for each in asyncio.run(_begin(tenants))) if tenants else 0
+
+
+async def _check(tenants: Iterable[str]) -> list[Findings]:
     async with open_auditor() as auditor:
-        for tenant_id in tenants:
-            try:
-                each = await auditor.check(tenant_id=tenant_id)
-            except (Unavailable, RedisError, ClickHouseError, OSError) as error:
-                log.warning("limits of tenant %s were not checked (%s)", tenant_id, type(error).__name__)
-                continue
-            for drift in each.drifts:
-                log.error("limits of tenant %s drifted: %s", tenant_id, drift)
-            if each.skipped:
-                log.warning("limits of tenant %s were not checked (%s)", tenant_id, each.skipped)
-            found.append(each)
-            if each.skipped == METER_BEHIND:
-                break
+        return await _each((tenant_id, auditor.check(tenant_id=tenant_id)) for tenant_id in tenants)
+
+
+async def _begin(tenants: Iterable[tuple[str, str]]) -> list[Findings]:
+    async with open_auditor(meter_seconds=BEGIN_METER_SECONDS) as auditor:
+        return await _each(
+            (tenant_id, auditor.begin(tenant_id=tenant_id, timezone=zone)) for tenant_id, zone in tenants
+        )
+
+
+async def _each(audits: Iterable[tuple[str, Awaitable[Findings]]]) -> list[Findings]:
+    found: list[Findings] = []
+    for tenant_id, audit in audits:
+        try:
+            each = await audit
+        except (Unavailable, RedisError, ClickHouseError, OSError) as error:
+            log.warning("limits of tenant %s were not checked (%s)", tenant_id, type(error).__name__)
+            continue
+        if each.skipped:
+            log.warning("limits of tenant %s were not checked (%s)", tenant_id, each.skipped)
+        found.append(each)
+        if each.skipped == METER_BEHIND:
+            break
     return found
 
 

@@ -42,6 +42,15 @@ class Standing:
     def start_ms(self) -> int:
         return int(self.window.split(" ")[1]) if self.window else 0
 
+    def is_over(self, now_ms: int) -> bool:
+        """Whether its window has ended, so that the next hold begins another."""
+        return bool(self.window) and int(self.window.split(" ")[2]) <= now_ms
+
+    @property
+    def from_ms(self) -> int:
+        """Since when it is known to hold all that was admitted in its window; 0 = not known."""
+        return max(self.rebuilt_ms, self.start_ms)
+
     def drift(self, *, below: int) -> int:
         """What the counter has too much, against `below` metered for admissions of its window below the watermark."""
         return self.used - below - self.late
@@ -66,7 +75,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a counter shall hold in the window it names: `below`, metered of what was admitted before `below_ms`."""
+    """What a counter shall hold in the window it names: `below`, metered of what was admitted before `below_ms`, and
+    what was settled in it of later admissions.
+    """
 
     counter: str
     kind: Kind
@@ -112,7 +123,7 @@ class Audit:
         if snapshot.watermark_ms is None:
             raise ValueError("what has been settled cannot be told")
         args: list[str | int] = [
-            self.time_ms, names.hold(tenant_id, ""), snapshot.watermark_ms, snapshot.until_ms, metered_ms,
+            self.time_ms, names.hold(tenant_id, ""), snapshot.until_ms, metered_ms,
         ]  # fmt: skip
         for each in counters:
             args += [each.counter, each.kind.value, each.below, each.below_ms, each.window]

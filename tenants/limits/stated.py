@@ -26,8 +26,9 @@ count when they are accepted. `max_tokens` that is absent is the plan's default 
 budget leaves: an answer that ends there has the `finish_reason` `length`, and `weir.stopped_by` is `budget`.
 
 Money is hard: the worst case is held, so a budget cannot be passed. A limit of a day, a month or a lifetime counts from
-the moment that it is set; what was used before in its window is added by the check that runs every five minutes, as it
-is after a loss of the store's counters (sooner by `manage.py rebuild_limits`).
+the moment that it is set; what was used before in its window is added from the meter within some seconds, of requests
+that were under way meanwhile by the check that runs every five minutes, as it is after a loss of the store's counters
+(sooner by `manage.py rebuild_limits`).
 Alerts (50, 80 and 100 % unless set otherwise) refuse nothing and are told once per window, as `budget.threshold`;
 `budget.spent` is told when not even the shortest answer fits.
 

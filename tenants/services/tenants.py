@@ -61,6 +61,8 @@ def change_tenant(*, tenant: Tenant, changes: Mapping[str, Any], actor: Actor = 
     locked = Tenant.objects.select_for_update().get(id=tenant.id)
     before = tenant_facts(locked)
     check_timezone(changes.get("timezone", locked.timezone))
+    if changes.get("plan", locked.plan) != locked.plan:
+        locked.plan_since = clock.now()
     apply(locked, changes, _CHANGEABLE)
     raise_tenant_epoch(locked)
     after = tenant_facts(locked)

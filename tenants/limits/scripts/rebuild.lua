@@ -1,9 +1,9 @@
 -- rebuild.lua: write what counters should hold, from metered usage below a watermark and settlements since; lost holds
 --   are settled again from then on.
 -- KEYS 1 open holds zset | 2 counters hash
--- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 watermark_ms int, as audit.lua told it
---   | 4 until_ms int, when its reading ends | 5 metered_ms int, usage that was recorded until then is in the sums
---   | 6... counters, five each: counter, kind, metered use, of what was admitted before this ms, mark of its window or
+-- ARGV 1 now_ms int, 0 = TIME | 2 prefix of hold keys | 3 until_ms int, when its reading ends
+--   | 4 metered_ms int, usage that was recorded until then is in the sums
+--   | 5... counters, five each: counter, kind, metered use, of what was admitted before this ms, mark of its window or
 --   empty
 -- RETURNS the number of counters that changed, or -1 when its reading is over, or another one's began.
 -- ATOMIC: nothing that is settled meanwhile is lost or counted twice.
@@ -16,7 +16,7 @@ if now == 0 then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
-if redis.call('HGET', KEYS[2], 'reading') ~= ARGV[4] or now >= tonumber(ARGV[4]) then return -1 end
+if redis.call('HGET', KEYS[2], 'reading') ~= ARGV[3] or now >= tonumber(ARGV[3]) then return -1 end
 redis.call('HDEL', KEYS[2], 'reading')
 local held = {}
 for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
@@ -28,9 +28,9 @@ for _, request_id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
     end
   end
 end
-local watermark, changed = tonumber(ARGV[3]), 0
-for i = 6, #ARGV, 5 do
-  local name, kind, mark = ARGV[i], ARGV[i + 1], ARGV[i + 4]
+local changed = 0
+for i = 5, #ARGV, 5 do
+  local name, kind, below, mark = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 3]), ARGV[i + 4]
   local row = redis.call('HMGET', KEYS[2], name .. ':u', name .. ':h', name .. ':w')
   local label, start, finish = string.match(mark, '^(%S+) (%d+) (%d+)$')
   local stored = string.match(row[3] or '', '^%S+')
@@ -43,9 +43,9 @@ for i = 6, #ARGV, 5 do
         local of, sum = string.match(redis.call('HGET', KEYS[2], name .. ':s' .. slot) or '', '^(%d+) (%d+)$')
         of = tonumber(of or -1) * SLOT_MS
         local inside = kind == 'l' or (of >= tonumber(start) and of < tonumber(finish))
-        if of + SLOT_MS > watermark and inside then used = used + tonumber(sum) end
+        if of + SLOT_MS > below and inside then used = used + tonumber(sum) end
       end
-      local counted = ARGV[i + 3] .. ' ' .. ARGV[5]
+      local counted = ARGV[i + 3] .. ' ' .. ARGV[4]
       for _, value in ipairs({name .. ':u', whole(used), name .. ':w', mark, name .. ':f', counted}) do
         writes[#writes + 1] = value
       end

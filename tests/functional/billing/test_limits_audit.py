@@ -24,11 +24,15 @@ from tenants.limits.holds import HoldGranted
 from tests.functional.billing.test_meter import build
 from tests.functional.tenants.cast import ACME, HINT, KEY, NOON, PROJECT, limit, request
 
-CAPS = (
-    limit(Metric.SPEND_PER_DAY, 10**12),
-    limit(Metric.SPEND_LIFETIME, 10**12, Scope.PROJECT),
-    limit(Metric.TOKENS_PER_MONTH, 10**9, Scope.KEY, model="model-a"),
-    limit(Metric.CONCURRENT_REQUESTS, 100),
+LONG_AGO_MS = -(2**40)  # before any window, also that of a lifetime
+CAPS = tuple(
+    replace(each, since_ms=LONG_AGO_MS)
+    for each in (
+        limit(Metric.SPEND_PER_DAY, 10**12),
+        limit(Metric.SPEND_LIFETIME, 10**12, Scope.PROJECT),
+        limit(Metric.TOKENS_PER_MONTH, 10**9, Scope.KEY, model="model-a"),
+        limit(Metric.CONCURRENT_REQUESTS, 100),
+    )
 )
 TOKENS = 110  # of `usage_fields`
 MINUTE_MS = 60_000
@@ -165,6 +169,93 @@ class TestCheck:
         assert (await stage.used())[0] == 4 * stage.cost
         again = await replace(stage.auditor, limits_of=limits_of).check(tenant_id=ACME)
         assert (again.renewed, again.drifts) == (0, [])
+
+
+class TestBeginning:
+    """Limits that begin at 12:10 where three requests have been, one is under way and one was admitted without them
+    a little later.
+    """
+
+    @pytest.fixture
+    async def begun(self, stage: Stage) -> Stage:
+        await stage.run(3, caps=())
+        stage.wait(9 * MINUTE_MS)
+        await stage.run(1, caps=(), settled=False)
+        stage.wait(MINUTE_MS)
+        young = [
+            replace(each, limit=replace(each.limit, since_ms=stage.limits.time_ms))
+            for each in await stage.auditor.limits_of(ACME)
+        ]
+
+        async def limits_of(tenant_id: str) -> list[CountedLimit]:
+            return young
+
+        stage.auditor = replace(stage.auditor, limits_of=limits_of)
+        stage.wait(1_000)
+        await stage.run(1, caps=())
+        await stage.meter()
+        return stage
+
+    def counts(self, stage: Stage, requests: int) -> list[int]:
+        return [requests * stage.cost, requests * stage.cost, requests * TOKENS]
+
+    async def begin(self, stage: Stage) -> int:
+        found = await stage.auditor.begin(tenant_id=ACME, timezone="UTC")
+        assert (found.drifts, found.skipped) == ([], "")
+        return found.renewed
+
+    async def test_counts_at_once_what_was_used_before(self, begun: Stage) -> None:
+        assert await begun.used() == [0, 0, 0]
+        assert await self.begin(begun) == 3
+        assert await begun.used() == self.counts(begun, 3)
+
+    async def test_keeps_what_was_used_since(self, begun: Stage) -> None:
+        await begun.run(2)
+        await begun.run(1, settled=False)
+        await begun.meter()
+        assert await self.begin(begun) == 3
+        assert await begun.used() == self.counts(begun, 3 + 2)
+        assert int(await begun.redis.hget(keys.use(ACME), f"t:{ACME}:spd:h") or 0) == begun.cost
+
+    async def test_happens_once(self, begun: Stage) -> None:
+        await self.begin(begun)
+        await begun.run(1)
+        await begun.meter()
+        await begun.redis.hincrby(keys.use(ACME), f"t:{ACME}:spd:u", 7)
+        assert await self.begin(begun) == 0
+        assert (await begun.used())[0] == 4 * begun.cost + 7
+
+    async def test_what_was_admitted_without_it_is_brought_in_by_the_check_and_is_no_drift(self, begun: Stage) -> None:
+        await self.begin(begun)
+        await begun.run(1)
+        await begun.end(request(4).request_id, NOON + 9 * MINUTE_MS)
+        await begun.meter()
+        for waited, renewed in ((30_000, 0), (10 * MINUTE_MS, 3), (MINUTE_MS, 0)):
+            begun.wait(waited)
+            found = await begun.auditor.check(tenant_id=ACME)
+            assert (found.renewed, found.drifts, found.skipped) == (renewed, [], "")
+        assert await begun.used() == self.counts(begun, 6)
+
+    async def test_a_counter_of_an_earlier_life_begins_anew(self, begun: Stage) -> None:
+        """It was taken away and set again: what it counted then is in the meter's sums."""
+        begun.wait(-10 * MINUTE_MS - 1_000)
+        await begun.run(1)
+        begun.wait(10 * MINUTE_MS + 1_000)
+        await begun.meter()
+        assert await self.begin(begun) == 3
+        assert await begun.used() == self.counts(begun, 4)
+
+    async def test_a_window_that_is_over_is_left_to_the_next_hold(self, begun: Stage) -> None:
+        begun.wait(-24 * 60 * MINUTE_MS)
+        await begun.run(1)
+        begun.wait(24 * 60 * MINUTE_MS)
+        await begun.meter()
+        await self.begin(begun)
+        assert (await begun.used())[0] == begun.cost
+        await begun.run(1)
+        await begun.meter()
+        assert await self.begin(begun) == 1
+        assert (await begun.used())[0] == 4 * begun.cost
 
 
 class TestRebuild:

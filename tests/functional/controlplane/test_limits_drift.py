@@ -32,7 +32,7 @@ from tenants.budgets import counted_limits
 from tenants.limits import keys, policy
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldGranted, HoldHint, HoldRequest
-from tenants.models import LimitSetting, Plan
+from tenants.models import LimitSetting, Plan, Tenant
 from tests.functional.billing.conftest import UsageWriter, clickhouse, cost_nano, fields_of, owner, ticket_of
 from tests.functional.billing.test_limits_audit import TOKENS
 from tests.functional.billing.test_meter import build
@@ -43,7 +43,7 @@ __all__ = ["acme", "clickhouse", "cost_nano", "fields_of", "mallory", "owner", "
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CAPS = {"spend_lifetime": 10**12, "tokens_per_month": 10**9, "concurrent_requests": 100}
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)  # before any window, also that of a lifetime
+LONG_AGO = datetime(1969, 1, 1, tzinfo=UTC)  # before any window, also that of a lifetime
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
@@ -223,6 +223,40 @@ class TestCheckOfTheBeat:
         ]
         # A meter that is behind is waited for once a round, and not at each tenant.
         assert sorted(told) == (missed[:1] if away == "the meter" else missed)
+
+
+class TestBeginningOfTheBeat:
+    """What was used before a limit began counts in it within one round, whoever's limit it is."""
+
+    def test_counts_what_was_used_before_a_cap_was_set(self, two: tuple[Customer, Customer], books: Books) -> None:
+        _, mallory = two
+        services.set_limits(project=mallory.project, caps={"spend_per_day": 10**12})
+        assert tasks.begin_limits() == 1
+        assert int(books.counters(mallory)[f"p:{mallory.project.id}:spd:u".encode()]) == 3 * books.cost
+        assert (tasks.begin_limits(), tasks.check_limits()) == (0, 0)
+
+    def test_counts_what_was_used_before_the_tenant_came_to_a_plan(
+        self, two: tuple[Customer, Customer], books: Books
+    ) -> None:
+        """The plan's limit is older than the day that it counts."""
+        acme, mallory = two
+        other = services.create_plan(name="other")
+        services.set_limits(plan=other, caps={"spend_per_day": 10**12})
+        LimitSetting.objects.update(since=LONG_AGO)
+        for each in (acme, mallory):
+            each.tenant.refresh_from_db()
+        services.change_tenant(tenant=acme.tenant, changes={"plan": other})
+        books.serve(acme, count=1)
+        assert tasks.begin_limits() == 1
+        assert int(books.counters(acme)[f"t:{acme.tenant.id}:spd:u".encode()]) == 3 * books.cost
+        assert (tasks.begin_limits(), tasks.check_limits()) == (0, 0)
+
+    def test_looks_at_nobody_whose_limits_stand(
+        self, two: tuple[Customer, Customer], books: Books, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Tenant.objects.update(plan_since=LONG_AGO)
+        monkeypatch.setattr(tasks, "open_auditor", lambda **_: pytest.fail("somebody was looked at"))
+        assert tasks.begin_limits() == 0
 
 
 class TestCommandThatChecks:
