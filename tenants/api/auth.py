@@ -24,7 +24,7 @@ from tenants.auth.keys import looks_valid
 from tenants.auth.resolve import unknown_key
 from tenants.models import KeyScope, Member, Role, TenantState
 from tenants.roles import Action, may
-from tenants.services.keys import digests_of, load_key, may_use_from
+from tenants.services.keys import digests_of, load_key, may_use_from, note_use
 
 TENANT_HEADER = "Weir-Tenant"
 _READS = frozenset({"GET", "HEAD"})
@@ -79,6 +79,8 @@ class ManagementKey(BaseAuthentication):
             raise exceptions.AuthenticationFailed(unknown_key().message)
         if not may_use_from(key, address_of(request)):
             raise PermissionDenied("This key may not be used from your network.", code="network_not_allowed")
+        if KeyScope.MANAGE in key.scopes:
+            note_use(key)
         caller = Caller(
             name=f"key:…{key.last4}",
             identity=f"key:{key.id}",

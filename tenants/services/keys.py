@@ -35,6 +35,7 @@ NETWORKS_MAX = 50
 OVERLAP_MAX = timedelta(days=30)
 FORMER_TEXTS_MAX = 8
 EXPIRED_AT_ONCE = 500
+USE_NOTED_EVERY = timedelta(minutes=1)
 _CHANGEABLE = frozenset({"name", "allowed_models", "allowed_networks", "expires_at"})
 
 
@@ -240,6 +241,13 @@ def record_last_used(uses: Mapping[uuid.UUID, datetime]) -> int:
     with connection.cursor() as cursor:
         cursor.execute(statement, [list(uses), list(uses.values())])
         return int(cursor.rowcount)
+
+
+def note_use(key: ApiKey) -> None:
+    """Remember that a management key is used now: its requests are in no usage feed. One write a minute at most."""
+    now = clock.now()
+    if key.last_used_at is None or now - key.last_used_at > USE_NOTED_EVERY:
+        record_last_used({key.id: now})
 
 
 def canonical_network(text: str) -> str:

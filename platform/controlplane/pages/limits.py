@@ -21,6 +21,7 @@ from tenants.limits.policy import RULES, is_money
 from tenants.models import ApiKey, Tenant
 
 TENANTS_SHOWN = 200
+PARTS_SHOWN = 100  # the organization, then projects and keys with limits of their own
 AWAY = "Redis does not answer: what is used and held cannot be shown. Requests are refused meanwhile."
 HEADERS = ["Limit", "Cap", "Used", "Held", "Free", "", "Whole again in"]
 
@@ -28,7 +29,9 @@ HEADERS = ["Limit", "Cap", "Used", "Held", "Free", "", "Whole again in"]
 @permission_required("controlplane.open_limits", raise_exception=True)
 def tenants(request: HttpRequest) -> HttpResponse:
     """Which tenant to look at: each with the limit of its organization that is fullest, the fullest tenants first."""
-    found = list(Tenant.objects.select_related("plan").order_by("name")[:TENANTS_SHOWN])
+    asked = _asked(request)
+    named = Tenant.objects.filter(name__icontains=asked).select_related("plan").order_by("name")
+    found = list(named[:TENANTS_SHOWN])
     problem, uses = None, [PartUse(part=Part(title="", limits=()), uses=(), compared=())] * len(found)
     try:
         uses = async_to_sync(read_each)(list(zip(found, organizations(found), strict=True)))
@@ -39,7 +42,7 @@ def tenants(request: HttpRequest) -> HttpResponse:
     rows = [_tenant_row(tenant, use) for tenant, use in order]
     table = {"headers": ["Tenant", "Plan", "State", "Fullest limit", "Used", "Held", "Free", ""], "rows": rows}
     context = {"title": "Limits now", "tables": [{"table": table}] if rows else [], "problem": problem}
-    return page(request, "limits", context)
+    return page(request, "limits", {**context, **_search(asked, named.count(), TENANTS_SHOWN, "tenants")})
 
 
 @permission_required("controlplane.open_limits", raise_exception=True)
@@ -47,7 +50,10 @@ def tenant_limits(request: HttpRequest, tenant_id: UUID) -> HttpResponse:
     """A tenant's own limits, and those of its projects and keys."""
     tenant = get_object_or_404(Tenant.objects.select_related("plan"), id=tenant_id)
     facts = [("Tenant", tenant.name), ("Plan", tenant.plan.name), ("Calendar", tenant.timezone)]
-    return _answer(request, f"Limits of {tenant.name} now", tenant, parts_of_tenant(tenant), facts)
+    asked, parts = _asked(request), parts_of_tenant(tenant)
+    named = [part for part in parts if asked.casefold() in part.title.casefold()]
+    search = _search(asked, len(named), PARTS_SHOWN, "projects and keys") if len(parts) > 1 else {}
+    return _answer(request, f"Limits of {tenant.name} now", tenant, named[:PARTS_SHOWN], facts, search)
 
 
 @permission_required("controlplane.open_limits", raise_exception=True)
@@ -76,7 +82,12 @@ def _tenant_row(tenant: Tenant, use: LimitUse | None) -> Row:
 
 
 def _answer(
-    request: HttpRequest, title: str, tenant: Tenant, parts: list[Part], facts: list[tuple[str, str | SafeString]]
+    request: HttpRequest,
+    title: str,
+    tenant: Tenant,
+    parts: list[Part],
+    facts: list[tuple[str, str | SafeString]],
+    search: dict[str, Any] | None = None,
 ) -> HttpResponse:
     problem, used = None, list[PartUse]()
     try:
@@ -85,7 +96,19 @@ def _answer(
         problem = AWAY
     tables = [_table(part, tenant.currency) for part in used if part.part.limits]
     context = {"title": title, "facts": facts, "tables": tables, "problem": problem, "unlimited": not tables}
-    return page(request, "limits", context)
+    return page(request, "limits", {**context, **(search or {})})
+
+
+def _asked(request: HttpRequest) -> str:
+    return request.GET.get("name", "").strip()[:200]
+
+
+def _search(asked: str, found: int, shown: int, of: str) -> dict[str, Any]:
+    """The page's search by name, and what it says when there is more than it shows, or nothing."""
+    told = f"The first {shown} of {found:,} {of} by name are shown: search for the others." if found > shown else ""
+    if asked and not found:
+        told = f"No {of} have this in their name."
+    return {"searches": of, "asked": asked, "told": told}
 
 
 def _table(use: PartUse, currency: str) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from tenants.limits.policy import RULES, Kind
 from tenants.models import ApiKey, LimitSetting, Tenant
 from tenants.selectors import as_limit, limits_of
 
-PARTS_MAX = 100  # projects and keys with limits of their own, on one page
 READ_SECONDS = 5.0
 
 
@@ -59,7 +58,7 @@ def parts_of_tenant(tenant: Tenant) -> list[Part]:
             title = f"API key {row.api_key.name} (…{row.api_key.last4})"
             owned.setdefault((title, "", str(row.api_key_id)), []).append(limit)
     parts = [Part(title="Organization", limits=_in_order(organization.values()))]
-    for (title, project_id, key_id), limits in sorted(owned.items())[:PARTS_MAX]:
+    for (title, project_id, key_id), limits in sorted(owned.items()):
         parts.append(Part(title=title, limits=_in_order(limits), project_id=project_id, api_key_id=key_id))
     return parts
 

@@ -149,6 +149,30 @@ class TestLimitsNow:
         for name in ("tenant_limits", "key_limits"):
             assert operator.get(reverse(name, args=[mint_request_id()])).status_code == 404
 
+    @pytest.mark.parametrize("page", ["tenants", "keys"])
+    def test_say_what_they_leave_out_and_find_it_by_name(
+        self, operator: Client, acme: Tenant, key: ApiKey, monkeypatch: pytest.MonkeyPatch, page: str
+    ) -> None:
+        from controlplane.pages import limits
+        from tenants.services import create_key, create_tenant
+
+        monkeypatch.setattr(limits, "TENANTS_SHOWN", 2)
+        monkeypatch.setattr(limits, "PARTS_SHOWN", 2)
+        where = reverse("limits") if page == "tenants" else reverse("tenant_limits", args=[acme.pk])
+        for name in ("Zoo north", "Zoo south"):
+            create_tenant(name=name, plan=acme.plan)
+            made, _ = create_key(project=key.project, name=name)
+            set_limits(api_key=made, caps={Metric.REQUESTS_PER_MINUTE: 5})
+        shown = text_of(operator.get(where).content.decode())
+        of = {"tenants": "4 tenants", "keys": "3 projects and keys"}[page]
+        assert f"The first 2 of {of} by name are shown" in shown
+        assert "Zoo south" not in shown
+        found = text_of(operator.get(where, {"name": "zOO s"}).content.decode())
+        assert "Zoo south" in found
+        assert "Zoo north" not in found
+        assert "are shown" not in found
+        assert "have this in their name" in operator.get(where, {"name": "nobody"}).content.decode()
+
     def test_take_the_same_queries_for_many_keys(
         self, operator: Client, acme: Tenant, key: ApiKey, django_assert_max_num_queries: Callable[..., object]
     ) -> None:

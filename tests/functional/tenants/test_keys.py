@@ -241,6 +241,23 @@ class TestLastUse:
         assert ApiKey.objects.get(id=acme.key.id).last_used_at == now
         assert {row.id: row.updated_at for row in ApiKey.objects.all()} == before
 
+    def test_of_a_management_key_is_noted_once_a_minute(self, acme: Customer) -> None:
+        api = manager(acme)
+        seen = ApiKey.objects.filter(scopes=["manage"]).values_list("last_used_at", flat=True)
+        assert seen.get() is None
+        api("get", "tenants")
+        first = seen.get()
+        api("get", "tenants")
+        assert first is not None
+        assert seen.get() == first
+        ApiKey.objects.update(last_used_at=first - timedelta(minutes=2))
+        api("get", "tenants")
+        assert seen.get() > first
+
+    def test_of_a_key_that_opens_nothing_here_is_not_noted(self, acme: Customer) -> None:
+        Api(acme.plaintext)("get", "tenants")
+        assert ApiKey.objects.get(id=acme.key.id).last_used_at is None
+
 
 class TestBudgets:
     def test_are_money_in_units_with_alerts(self, acme: Customer) -> None:
