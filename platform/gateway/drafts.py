@@ -168,7 +168,7 @@ def refuse_hopeless(asked: Asked, tokenizer: PromptTokenizer, *, context_tokens:
     if isinstance(asked.prompt, list):
         fits = len(asked.prompt) < context_tokens
     else:
-        characters = len(asked.prompt) + characters_of(asked.messages) + _called_with(asked.messages)
+        characters = len(asked.prompt) + characters_of(asked.messages)
         fits = characters < context_tokens * tokenizer.longest_token
     if not fits:
         raise InvalidRequest(
@@ -176,11 +176,6 @@ def refuse_hopeless(asked: Asked, tokenizer: PromptTokenizer, *, context_tokens:
             param="messages" if asked.endpoint is Endpoint.CHAT else "prompt",
             code="context_length_exceeded",
         )
-
-
-def _called_with(messages: list[dict[str, Any]]) -> int:
-    """Characters of all tool calls' arguments: a template reads each of them, whether it shows them or not."""
-    return sum(len(call["function"]["arguments"]) for message in messages for call in message.get("tool_calls") or ())
 
 
 def output_tokens(asked: Asked, context: TenantContext, *, model: str, context_tokens: int, prompt_tokens: int) -> int:

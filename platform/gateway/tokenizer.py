@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer
 
 # Longer text is tokenised in a thread (the tokenizer releases the interpreter), so that no stream waits for it.
 OFF_LOOP_CHARACTERS = 16_384
+MESSAGE_CHARACTERS = 64  # what a turn costs beside its text: a loop of the template, and the marks around it
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -110,7 +112,7 @@ class PromptTokenizer:
         def count() -> int:
             return self._count(self.render(messages, tools, reasoning_effort=reasoning_effort), special=False)
 
-        if characters_of(messages) <= OFF_LOOP_CHARACTERS:
+        if _work(messages, tools) <= OFF_LOOP_CHARACTERS:
             return count()
         return await asyncio.get_running_loop().run_in_executor(_THREADS, count)
 
@@ -142,8 +144,9 @@ class PromptTokenizer:
 
 
 def characters_of(messages: Sequence[dict[str, Any]]) -> int:
-    """Characters of all contents."""
-    return sum(_characters(message) for message in messages)
+    """Characters of all contents, and of tool calls' arguments: a template reads each, whether it shows them or not."""
+    called = (call for message in messages for call in message.get("tool_calls") or ())
+    return sum(map(_characters, messages)) + sum(len(call["function"]["arguments"]) for call in called)
 
 
 def _characters(message: dict[str, Any]) -> int:
@@ -151,6 +154,12 @@ def _characters(message: dict[str, Any]) -> int:
     if isinstance(content, str):
         return len(content)
     return sum(len(part["text"]) for part in content or ())
+
+
+def _work(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> int:
+    """Characters that a template and a tokenizer go through, roughly: contents, calls, turns and tools."""
+    told = len(msgspec.json.encode(tools)) if tools else 0
+    return characters_of(messages) + MESSAGE_CHARACTERS * len(messages) + told
 
 
 def _reasoning(effort: str | None) -> dict[str, Any]:

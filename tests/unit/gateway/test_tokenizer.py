@@ -1,7 +1,10 @@
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from gateway import tokenizer as tokenizers
 from gateway.tokenizer import PromptTokenizer, TemplateRefused, TokenizerFilesError
 from tests.unit.gateway.toy import BYTES, CHATML, write_model
 
@@ -25,6 +28,33 @@ class TestPromptTokenizer:
         one = await tokenizer.count_chat([{"role": "system", "content": "x"}], None)
         many = await tokenizer.count_chat([{"role": "system", "content": "x" * 20_001}], None)
         assert many == one + 20_000
+
+    @pytest.mark.parametrize(
+        ("of", "leaves"),
+        [
+            ("a short chat", False),
+            ("a long text", True),
+            ("many turns", True),
+            ("large arguments of a call", True),
+            ("large tools", True),
+        ],
+    )
+    async def test_counts_what_takes_long_in_a_thread(
+        self, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch, of: str, *, leaves: bool
+    ) -> None:
+        text = "x" * tokenizers.OFF_LOOP_CHARACTERS
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+        messages, tools = {
+            "a short chat": ([{"role": "user", "content": "hello"}], [{"type": "function"}]),
+            "a long text": ([{"role": "user", "content": text + "x"}], None),
+            "many turns": ([{"role": "user", "content": "x"}] * 300, None),
+            "large arguments of a call": ([{"role": "assistant", "tool_calls": [call]}], None),
+            "large tools": ([{"role": "user", "content": "x"}], [{"type": "function", "description": text}]),
+        }[of]
+        with ThreadPoolExecutor(max_workers=1) as threads:
+            monkeypatch.setattr(tokenizers, "_THREADS", threads)
+            await tokenizer.count_chat(messages, tools)
+            assert bool(threads._threads) is leaves
 
     async def test_counts_a_text(self, tokenizer: PromptTokenizer) -> None:
         assert await tokenizer.count_text("日本") == 6
