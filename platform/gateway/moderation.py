@@ -80,6 +80,7 @@ def _hold(context: TenantContext, request_id: str, services: GatewayServices) ->
         prompt_tokens=0,
         output_tokens_max=0,
         cost_max_nano=0,
+        currency=context.currency,
         timezone=context.timezone,
         enqueue_deadline_ms=services.clock.now_ms() + int(STORE_SECONDS * 1000),
     )

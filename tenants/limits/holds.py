@@ -56,6 +56,7 @@ class HoldRequest:
     prompt_tokens: int
     output_tokens_max: int
     cost_max_nano: int
+    currency: str
     timezone: str
     enqueue_deadline_ms: int
     pool: str = ""

@@ -97,12 +97,14 @@ def _message(limit: Limit, reading: Reading, request: HoldRequest) -> str:
     rule = RULES[limit.metric]
     if limit.cap == 0:
         return blocked(limit)
-    show = text_from_nano if rule.amount is Amount.MONEY else str
-    used = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used
+    whole = -(-reading.used // GRAINS) if rule.kind in (Kind.RATE, Kind.OUTPUT) else reading.used
+    amounts = limit.cap, whole, reading.held, need_of(limit.metric, request)
+    cap, used, held, need = (
+        f"{text_from_nano(each)} {request.currency}" if rule.amount is Amount.MONEY else str(each) for each in amounts
+    )
     return (
-        f"Limit on {_where(limit)} reached: limit {show(limit.cap)}, used {show(used)}, "
-        f"held by requests under way {show(reading.held)}, requested at most {show(need_of(limit.metric, request))}; "
-        f"{_raised(limit)}."
+        f"Limit on {_where(limit)} reached: limit {cap}, used {used}, held by requests under way {held}, "
+        f"requested at most {need}; {_raised(limit)}."
     )
 
 

@@ -161,7 +161,7 @@ class Stage:
             held = HoldRequest(
                 request_id=request_id, tenant_id=tenant_id, project_id="project", api_key_id=tenant_id, key_epoch=1,
                 tenant_epoch=1, limits=(), prompt_tokens=100, output_tokens_max=50, cost_max_nano=125_000,
-                timezone="UTC", enqueue_deadline_ms=now_ms + 600_000, pool=self.pool,
+                currency="USD", timezone="UTC", enqueue_deadline_ms=now_ms + 600_000, pool=self.pool,
             )  # fmt: skip
             await self.limits.hold(held)
             ticket = make_ticket(

@@ -82,8 +82,8 @@ class Books:
             HoldRequest(
                 request_id=mint_request_id(), tenant_id=tenant_id, project_id=project_id, api_key_id=key_id,
                 key_epoch=who.key.epoch, tenant_epoch=who.tenant.epoch, limits=policy.counted(limits, model="m"),
-                prompt_tokens=100, output_tokens_max=10, cost_max_nano=self.cost, timezone=who.tenant.timezone,
-                enqueue_deadline_ms=2**52, pool="pool",
+                prompt_tokens=100, output_tokens_max=10, cost_max_nano=self.cost, currency="USD",
+                timezone=who.tenant.timezone, enqueue_deadline_ms=2**52, pool="pool",
             )
         )  # fmt: skip
         assert isinstance(granted, HoldGranted)

@@ -55,7 +55,7 @@ def hold(url: str, key: ApiKey, *, prompt: int, output: int) -> None:
                 request_id=mint_request_id(), tenant_id=context.tenant_id, project_id=context.project_id,
                 api_key_id=context.api_key_id, key_epoch=context.key_epoch, tenant_epoch=context.tenant_epoch,
                 limits=context.limits, prompt_tokens=prompt, output_tokens_max=output, cost_max_nano=25_000_000,
-                timezone="UTC", enqueue_deadline_ms=SystemClock().now_ms() + 30_000,
+                currency="USD", timezone="UTC", enqueue_deadline_ms=SystemClock().now_ms() + 30_000,
             )
         )  # fmt: skip
         await redis.aclose(close_connection_pool=True)

@@ -466,6 +466,6 @@ async def end_and_die(
 def hold_request(request_id: str) -> HoldRequest:
     return HoldRequest(
         request_id=request_id, tenant_id="acme", project_id="acme-project", api_key_id="acme-key", key_epoch=1,
-        tenant_epoch=1, limits=CONTEXT.limits, prompt_tokens=1, output_tokens_max=1, cost_max_nano=1, timezone="UTC",
-        enqueue_deadline_ms=0, pool=POOL,
+        tenant_epoch=1, limits=CONTEXT.limits, prompt_tokens=1, output_tokens_max=1, cost_max_nano=1, currency="USD",
+        timezone="UTC", enqueue_deadline_ms=0, pool=POOL,
     )  # fmt: skip

@@ -31,6 +31,7 @@ def request(number: int, *limits: Limit, **changes: object) -> HoldRequest:
         prompt_tokens=10,
         output_tokens_max=20,
         cost_max_nano=1_000,
+        currency="USD",
         timezone="UTC",
         enqueue_deadline_ms=NOON + 10_000,
         pool="demo",

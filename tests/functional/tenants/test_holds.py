@@ -149,7 +149,7 @@ class TestRetryAfter:
             await limits.hold(request(2, cap))
         assert caught.value.retry_after_ms == 1_000
         await settle(limits, 1, cost=900)
-        with pytest.raises(BudgetSpent, match=r"limit 0\.0000015, used 0\.0000009"):
+        with pytest.raises(BudgetSpent, match=r"limit 0\.0000015 USD, used 0\.0000009 USD"):
             await limits.hold(request(2, cap))
 
 

@@ -64,6 +64,7 @@ class Pool:
                 output_tokens_max=ticket.max_tokens * ticket.choices,
                 choices=ticket.choices,
                 cost_max_nano=10**9,
+                currency="USD",
                 timezone="UTC",
                 enqueue_deadline_ms=deadline,
                 idempotency=None,

@@ -18,7 +18,10 @@ OWNERS = [
     (Scope.PROJECT, "m-1", "of the project for the model m-1", BY_CUSTOMERS),
     (Scope.TENANT, None, "of the organization", BY_OPERATORS),
 ]
-MONEY = "limit 0.000000029, used 0.000000005, held by requests under way 0.000000004, requested at most 0.000001"
+MONEY = (
+    "limit 0.000000029 USD, used 0.000000005 USD, held by requests under way 0.000000004 USD, "
+    "requested at most 0.000001 USD"
+)
 # Of a cap of 29 with 5 used and 4 held: 10 tokens come, at most 20 go, for at most 1,000 nano-units.
 SAID = {
     Metric.REQUESTS_PER_MINUTE: ("requests per minute", "requested at most 1"),
