@@ -5,6 +5,7 @@ reason. Any other field is refused with its name in `param`. Invariant: nothing 
 an explicit null means the default. The bounds follow what has killed engines (vLLM's advisories): docs/limits.md.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -74,12 +75,13 @@ def _check_stop(value: Any, param: str) -> list[str]:
 
 
 _BIAS = number(-100, 100)
+_VOCABULARY_ID = "(0|[1-9][0-9]{0,9})"  # one spelling of each: of two, one would be dropped
 
 
 @takes(
     {
         "type": "object",
-        "patternProperties": {"^[0-9]{1,10}$": _BIAS.schema},
+        "patternProperties": {f"^{_VOCABULARY_ID}$": _BIAS.schema},
         "additionalProperties": False,
         "maxProperties": limits.LOGIT_BIAS_MAX,
     }
@@ -89,9 +91,9 @@ def _check_logit_bias(value: Any, param: str) -> dict[str, float]:
     if len(given) > limits.LOGIT_BIAS_MAX:
         raise wrong(param, f"must have at most {limits.LOGIT_BIAS_MAX} entries")
     for token in given:
-        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+        if not re.fullmatch(_VOCABULARY_ID, token):
             raise wrong(inside(param, token), "is not a token id" if token else "has a field without a name")
-    return {str(int(token)): _BIAS(amount, f"{param}.{token}") for token, amount in given.items()}
+    return {token: _BIAS(amount, f"{param}.{token}") for token, amount in given.items()}
 
 
 _DESCRIPTION = text(limits.DESCRIPTION_MAX)
