@@ -73,13 +73,12 @@ class Auditor:
     reader: Reader
     limits_of: Callable[[str], Awaitable[Sequence[CountedLimit]]]
     skew_ms: int = SKEW_MS
-    meter_seconds: float = METER_SECONDS
 
     async def check(self, *, tenant_id: str, renew: bool = True) -> Findings:
         """Compare, and bring limits that are younger than their window up to date, if it may write (`renew`)."""
         found = Findings(tenant_id=tenant_id)
         limits = await self.limits_of(tenant_id)
-        snapshot = await self._snapshot(tenant_id, limits, found)
+        snapshot = await self._snapshot(tenant_id, limits, found, meter_seconds=METER_SECONDS)
         if snapshot is None or snapshot.watermark_ms is None:
             return found
         young: list[CountedLimit] = []
@@ -105,9 +104,7 @@ class Auditor:
         """Let limits that are younger than their window count what was admitted before them, once for each."""
         found = Findings(tenant_id=tenant_id)
         limits = [each for each in await self.limits_of(tenant_id) if RULES[each.limit.metric].kind in _SUMMED]
-        snapshot = await self._snapshot(tenant_id, limits, found)
-        if snapshot is None:
-            return found
+        snapshot = await self.audit.snapshot(tenant_id=tenant_id, counters=[each.counter for each in limits])
         young = [
             counted
             for counted, standing in zip(limits, snapshot.standings, strict=False)
@@ -138,7 +135,8 @@ class Auditor:
 
         `beginning`: what was admitted since a limit began is in its counter already, also where nothing was.
         """
-        snapshot = await self._snapshot(tenant_id, limits, found, reading=True)
+        patience = BEGIN_METER_SECONDS if beginning else METER_SECONDS
+        snapshot = await self._snapshot(tenant_id, limits, found, reading=True, meter_seconds=patience)
         if snapshot is None or snapshot.watermark_ms is None:
             return 0
         sums = self._sums(tenant_id, snapshot)
@@ -172,7 +170,13 @@ class Auditor:
         return _Sums(self.reader, tenant_id=tenant_id, billed_ms=snapshot.now_ms + self.skew_ms)
 
     async def _snapshot(
-        self, tenant_id: str, limits: Sequence[CountedLimit], found: Findings, *, reading: bool = False
+        self,
+        tenant_id: str,
+        limits: Sequence[CountedLimit],
+        found: Findings,
+        *,
+        meter_seconds: float,
+        reading: bool = False,
     ) -> Snapshot | None:
         if not limits:
             return None
@@ -182,16 +186,16 @@ class Auditor:
             await asyncio.sleep(2 * self.skew_ms / 1000)
         if snapshot.watermark_ms is None:
             found.skipped = "a request has been open for too long, or too many are open"
-        elif not await self._metered():
+        elif not await self._metered(meter_seconds):
             found.skipped = METER_BEHIND
             return None
         return snapshot
 
-    async def _metered(self) -> bool:
+    async def _metered(self, seconds: float) -> bool:
         """Waits until the meter has taken all that had ended by now; False when it does not get there in time."""
         ends = await self._stream_ends()
         try:
-            async with asyncio.timeout(self.meter_seconds):
+            async with asyncio.timeout(seconds):
                 for stream, last in ends.items():
                     while not await self._passed(stream, last):  # noqa: ASYNC110 - the meter offers no event
                         await asyncio.sleep(METER_POLL_SECONDS)
@@ -218,7 +222,7 @@ class Auditor:
 
 
 @asynccontextmanager
-async def open_auditor(*, meter_seconds: float = METER_SECONDS) -> AsyncIterator[Auditor]:
+async def open_auditor() -> AsyncIterator[Auditor]:
     """With connections of its own, closed at the end."""
     redis = open_redis(environment().redis)
     try:
@@ -228,7 +232,6 @@ async def open_auditor(*, meter_seconds: float = METER_SECONDS) -> AsyncIterator
             audit=Audit(redis, gate=gate),
             reader=usage_reader(),
             limits_of=sync_to_async(counted_limits, thread_sensitive=True),
-            meter_seconds=meter_seconds,
         )
     finally:
         await redis.aclose(close_connection_pool=True)

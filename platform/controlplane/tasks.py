@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from contracts.errors import Unavailable
 from controlplane import prepaid, retention
-from controlplane.limits_audit import BEGIN_METER_SECONDS, METER_BEHIND, Findings, open_auditor
+from controlplane.limits_audit import METER_BEHIND, Findings, open_auditor
 from stores.clickhouse import ClickHouseError
 from tenants import limit_events
 from tenants.budgets import live_tenants, tenants_with_new_limits
@@ -53,7 +53,7 @@ async def _check(tenants: Iterable[str]) -> list[Findings]:
 
 
 async def _begin(tenants: Iterable[tuple[str, str]]) -> list[Findings]:
-    async with open_auditor(meter_seconds=BEGIN_METER_SECONDS) as auditor:
+    async with open_auditor() as auditor:
         return await _each(
             (tenant_id, auditor.begin(tenant_id=tenant_id, timezone=zone)) for tenant_id, zone in tenants
         )

@@ -17,7 +17,6 @@ def wired(settings: Settings, valkey_url: str, tmp_path: Path) -> Iterator[Redis
     settings.ENV = environment()
     settings.STATIC_ROOT = tmp_path  # WhiteNoise warns of a folder that is not there
     settings.CELERY_BROKER_URL = environment().broker
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a strong one takes a second
     client = Redis.from_url(valkey_url)
     client.flushall()
     yield client
