@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -49,6 +50,7 @@ def settings(**changed: str) -> dict[str, object]:
     return found
 
 
+@cache
 def check(**changed: str) -> str:
     """What the deployment check says; every run finds something, for no ClickHouse server is at hand."""
     done = run("manage.py", "check", "--deploy", "--fail-level", "WARNING", **changed)
