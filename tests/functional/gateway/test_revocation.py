@@ -1,4 +1,7 @@
-"""A key is revoked, or its tenant suspended, while requests run: streams end with an error, and nothing is lost."""
+"""A key is revoked, or its tenant suspended, while requests run: streams end with an error, and nothing is lost.
+
+The gateway's look every few seconds is put off, so that it can not stand in for the message; `TestTheLook` has it back.
+"""
 
 import asyncio
 import json
@@ -13,6 +16,7 @@ import pytest
 from contracts.outcomes import Outcome
 from contracts.wire import encode
 from fairqueue.messages import AbortReason
+from gateway import revocation
 from gateway.stream import relay
 from tenants.limits.keys import REVOKED_CHANNEL
 from tenants.limits.revocation import Revocation
@@ -24,6 +28,7 @@ BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 STREAM = BODY | {"stream": True}
 PATH = "/v1/chat/completions"
 PATIENCE_SECONDS = 20
+NEVER_SECONDS = 3_600.0
 
 
 async def revoke(gateway: Gateway, *, told: bool = True, suspended: bool = False) -> None:
@@ -52,8 +57,19 @@ def error_of(content: bytes) -> dict[str, Any]:
     return error
 
 
+@pytest.fixture
+def look_seconds() -> float:
+    """How often the gateway looks at the epochs in Redis by itself."""
+    return NEVER_SECONDS
+
+
 @pytest.fixture(autouse=True)
-async def _subscribed(gateway: Gateway) -> None:
+def _looks(monkeypatch: pytest.MonkeyPatch, look_seconds: float) -> None:
+    monkeypatch.setattr(revocation, "RECHECK_SECONDS", look_seconds)
+
+
+@pytest.fixture(autouse=True)
+async def _subscribed(_looks: None, gateway: Gateway) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await gateway.services.revocations.subscribed.wait()
 
@@ -172,6 +188,34 @@ class TestLostMessage:
             await gateway.services.redis.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB")
             assert error_of(await rest_of(answer))["code"] == "key_revoked"
         assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
+
+
+class TestTheLook:
+    """Nothing but the look can say it: the message is lost, and the subscription stands."""
+
+    @pytest.fixture
+    def look_seconds(self) -> float:
+        return 0.05
+
+    @pytest.mark.parametrize("suspended", [False, True])
+    async def test_cuts_a_stream_whose_message_was_lost(self, gateway: Gateway, suspended: bool) -> None:
+        async with open_stream(gateway) as answer:
+            claim = await gateway.worker.claim()
+            await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+            await revoke(gateway, told=False, suspended=suspended)
+            assert error_of(await rest_of(answer))["code"] == "key_revoked"
+        assert (await gateway.worker.aborted(claim)).reason is AbortReason.REVOKED
+
+    async def test_leaves_a_good_key_alone(self, gateway: Gateway) -> None:
+        async with open_stream(gateway, gateway.mallory) as good, open_stream(gateway) as bad:
+            claims = [await gateway.worker.claim() for _ in range(2)]
+            (mine,) = [claim for claim in claims if claim.ticket.tenant_id == "mallory"]
+            await revoke(gateway, told=False)
+            assert error_of(await rest_of(bad))["code"] == "key_revoked"  # so it has looked
+            frames = chat_frames(mine.ticket, ["a"])
+            await gateway.worker.step(mine, frames, first_seq=1)
+            await gateway.worker.end(mine, last_seq=len(frames))
+            assert (await rest_of(good)).endswith(b"data: [DONE]\n\n")
 
 
 async def no_longer_waiting(gateway: Gateway) -> None:
