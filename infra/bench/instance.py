@@ -91,6 +91,10 @@ class Instance:
                 return item.pid
         raise InstanceFailed(f"no process with the role {role} runs; run.json names {self.processes()}")
 
+    def supervisor_pid(self) -> int:
+        """Who starts the others, and again what dies. Raises OSError, ValueError, KeyError as `processes` does."""
+        return int(json.loads((self.home / "run.json").read_text())["supervisor"])
+
     def engine_socket(self) -> Path:
         """The Unix socket of the first worker's engine. Raises InstanceFailed."""
         for report in sorted((self.home / "run").glob("*.engine.json")):

@@ -287,10 +287,11 @@ class LocalServer:
         """Starts the child and waits until it serves. Raises NotReady with the end of its log."""
         import asyncio
 
-        process = self._process = spawn(spec=self.spec, log=self.log)
-        asyncio.run(self._await_ready(process))
+        asyncio.run(self.start_here())
 
-    async def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+    async def start_here(self) -> None:
+        """As `start`, on the loop that runs, which must be the main thread's."""
+        process = self._process = spawn(spec=self.spec, log=self.log)
         reason = await wait_ready(spec=self.spec, pid=process.pid, has_ended=lambda: process.poll() is not None)
         if reason is not None:
             self.stop()

@@ -58,6 +58,7 @@ class Directory:
     policy: CompiledPolicy | None = None
     rows: dict[tuple[str, str], RequestRow] = field(default_factory=dict)
     asked: list[UsageQuery] = field(default_factory=list)
+    revoked: set[str] = field(default_factory=set)  # ids of keys, whatever Redis knows of it
     away: bool = False
 
     def issue(self, context: TenantContext) -> str:
@@ -69,11 +70,14 @@ class Directory:
     async def load_context(self, digests: Sequence[str]) -> TenantContext | None:
         if self.away:
             raise Unavailable("the database is away")
-        return next((self.contexts[digest] for digest in digests if digest in self.contexts), None)
+        found = next((self.contexts[digest] for digest in digests if digest in self.contexts), None)
+        return None if found is None or found.api_key_id in self.revoked else found
 
     async def load(self, *, tenant_id: str) -> Epochs:
         mine = [context for context in self.contexts.values() if context.tenant_id == tenant_id]
-        return Epochs(keys={context.api_key_id: context.key_epoch for context in mine}, tenant=mine[0].tenant_epoch)
+        keys = {context.api_key_id: context.key_epoch for context in mine}
+        keys |= {key_id: -(keys[key_id] + 1) for key_id in self.revoked & keys.keys()}
+        return Epochs(keys=keys, tenant=mine[0].tenant_epoch)
 
     async def card(self, *, tenant_id: str, model: str, service_class: ServiceClass) -> PriceCard | None:
         return self.batch_price if service_class is ServiceClass.BATCH else self.price

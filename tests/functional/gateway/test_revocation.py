@@ -5,24 +5,29 @@ The gateway's look every few seconds is put off, so that it can not stand in for
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from contracts.errors import AuthFailed
 from contracts.outcomes import Outcome
 from contracts.wire import encode
+from controlplane.local.children import LocalServer
 from fairqueue.messages import AbortReason
 from gateway import revocation
 from gateway.stream import relay
 from tenants.limits.keys import REVOKED_CHANNEL
 from tenants.limits.revocation import Revocation
+from tests.factories.valkeys import on_disk, valkey_of_its_own
 from tests.functional.gateway.cast import CONTEXT, MODEL, PRICE, chat_frames
 from tests.functional.gateway.conftest import Gateway
 from tests.functional.gateway.sockets import ITEM, close_code, event, say, socket
+from tests.functional.tenants.cast import request
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 STREAM = BODY | {"stream": True}
@@ -216,6 +221,40 @@ class TestTheLook:
             await gateway.worker.step(mine, frames, first_seq=1)
             await gateway.worker.end(mine, last_seq=len(frames))
             assert (await rest_of(good)).endswith(b"data: [DONE]\n\n")
+
+
+class TestRedisRestarts:
+    """The key is revoked while there is no Redis to tell: nothing is pushed and nothing is published, ever."""
+
+    @pytest.fixture
+    def valkey(self, tmp_path: Path) -> Iterator[LocalServer]:
+        with valkey_of_its_own(tmp_path) as server:
+            yield server
+
+    @pytest.fixture
+    def valkey_url(self, valkey: LocalServer) -> str:
+        return f"redis://127.0.0.1:{valkey.spec.port}/0"
+
+    async def test_t10_what_postgresql_says_cuts_and_refuses_once_it_is_back(
+        self, gateway: Gateway, valkey: LocalServer
+    ) -> None:
+        async with open_stream(gateway, gateway.mallory) as good, open_stream(gateway) as bad:
+            claims = {claim.ticket.tenant_id: claim for claim in [await gateway.worker.claim() for _ in range(2)]}
+            for claim in claims.values():
+                await gateway.worker.step(claim, chat_frames(claim.ticket, ["one"])[:1], first_seq=1)
+            await on_disk(gateway.services.redis)
+            valkey.stop()
+            gateway.directory.revoked.add(CONTEXT.api_key_id)
+            await valkey.start_here()
+            assert error_of(await rest_of(bad))["code"] == "key_revoked"
+            assert (await gateway.worker.aborted(claims["acme"])).reason is AbortReason.REVOKED
+            await gateway.worker.step(claims["mallory"], chat_frames(claims["mallory"].ticket, []), first_seq=2)
+            await gateway.worker.end(claims["mallory"], last_seq=2)
+            assert (await rest_of(good)).endswith(b"data: [DONE]\n\n")
+        answer = await gateway.http.post(PATH, json=BODY, headers=gateway.auth())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(AuthFailed):  # also where a process still had it in its cache
+            await gateway.services.limits.hold(request(1, tenant_id="acme", api_key_id=CONTEXT.api_key_id))
 
 
 async def no_longer_waiting(gateway: Gateway) -> None:

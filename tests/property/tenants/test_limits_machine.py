@@ -5,10 +5,6 @@ what was let in, too, and the audit's arithmetic is checked against it after eve
 """
 
 import asyncio
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +19,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis import Redis
 
 from contracts.errors import AuthFailed, BudgetSpent, LimitExceeded
 from contracts.tenancy import Limit, Metric, Scope
 from contracts.tokens import TokenCounts
-from controlplane.local import stores
 from controlplane.local.children import LocalServer
-from controlplane.local.ports import find_free
 from stores.redis import open_redis
 from tenants.limits import keys
 from tenants.limits.audit import Audit, Rebuilt
 from tenants.limits.buckets import Limits
 from tenants.limits.holds import HoldGranted, HoldHint, HoldState
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, counted
+from tests.factories.valkeys import on_disk, valkey_of_its_own
 from tests.functional.tenants.cast import ACME, KEY, NOON, PROJECT, request
 from tests.property.tenants.model import Model, Place
 
@@ -246,16 +240,10 @@ class LimitsMachine(RuleBasedStateMachine):
                 assert self.run(self.limits.void(tenant_id=ACME, request_id=hold.request_id, reason="x"))
                 assert self.model.void(number)
 
-    def on_disk(self) -> None:
-        """What is synced each second is answered before it is written where the disk is busy: not the point here."""
-        with Redis(port=self.server.spec.port or 0) as one:
-            one.set("written", 1)
-            one.waitaof(1, 0, 0)
-
     @rule(sure=st.sampled_from([False, False, False, True]))
     def store_is_killed_and_comes_back(self, sure: bool) -> None:
         if sure:
-            self.on_disk()
+            self.run(on_disk(self.redis))
             self.server.stop()
             self.server.start()
             # The loop stood still while its connections were closed: it learns of it here.
@@ -362,18 +350,6 @@ class LimitsMachine(RuleBasedStateMachine):
         listed = {name.decode() for name in self.run(self.redis.zrange(keys.holds(ACME), 0, -1))}
         open_now = {request(number).request_id for number, hold in self.model.holds.items() if hold.state in OPEN}
         assert listed == open_now
-
-
-@contextmanager
-def valkey_of_its_own(home: Path) -> Iterator[LocalServer]:
-    """Persistent, and stopped by SIGKILL only: nothing that is on disk may be lost by that."""
-    spec = stores.valkey(data=home / "valkey", port=find_free(taken=[]), password=None)
-    server = LocalServer(spec=replace(spec, stop_signal=signal.SIGKILL), log=home / "valkey.log")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 @pytest.mark.slow

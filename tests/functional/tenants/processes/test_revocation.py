@@ -9,14 +9,20 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contracts.errors import AuthFailed
+from tenants.limits.buckets import Limits
 from tests.factories.customers import Customer
 from tests.factories.gateways import TwoGateways
+from tests.factories.valkeys import on_disk
+from tests.functional.tenants.cast import request
 
 PATH = "/chat/completions"
 MAX_TOKENS = 1_500
@@ -101,9 +107,12 @@ class TestOnAnotherProcess:
 async def restarted(pair: TwoGateways, redis: Redis) -> None:
     """Kills Redis and waits until another process answers in its place."""
     dead = pair.pid_of("valkey")
-    await redis.set("written", 1)
-    await redis.waitaof(1, 0, 0)  # synced each second, a busy disk may lose what was answered: not the point here
+    await on_disk(redis)
     os.kill(dead, signal.SIGKILL)
+    await is_back(pair, redis, dead=dead)
+
+
+async def is_back(pair: TwoGateways, redis: Redis, *, dead: int) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -113,6 +122,29 @@ async def restarted(pair: TwoGateways, redis: Redis) -> None:
             pass
         assert time.monotonic() < until, "Redis did not come back"
         await asyncio.sleep(0.05)
+
+
+async def in_state(pid: int, letter: str) -> None:
+    """Waits for a state of proc(5): a signal is taken a moment after it was sent."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != letter:  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def no_redis(pair: TwoGateways, redis: Redis) -> AsyncIterator[None]:
+    """It is dead, and who would start it again stands still; with the block it comes back with what it had."""
+    await on_disk(redis)
+    supervisor, dead = pair.instance.supervisor_pid(), pair.pid_of("valkey")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        await in_state(supervisor, "T")
+        os.kill(dead, signal.SIGKILL)
+        await in_state(dead, "Z")  # nobody has taken note
+        yield
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    await is_back(pair, redis, dead=dead)
 
 
 @pytest.mark.slow
@@ -157,6 +189,25 @@ class TestRedisRestarts:
                 await asyncio.sleep(0.2)
             assert await ask(client, pair, customer, gateway=0) == 401
         assert await resume(client, pair, customer, stream.request_id) == 401
+
+    async def test_t10_a_key_revoked_while_there_is_no_redis_is_refused_and_its_streams_are_cut(
+        self, pair: TwoGateways, client: httpx.AsyncClient, its_redis: Redis
+    ) -> None:
+        customer = pair.customers.make(caps={})
+        streams = [Stream(pair, customer, gateway=gateway) for gateway in (0, 1)]
+        async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
+            for stream in streams:
+                tasks.create_task(stream.run(client))
+                await stream.began.wait()
+            async with no_redis(pair, its_redis):
+                await asyncio.to_thread(pair.customers.revoke, customer)
+        for stream in streams:
+            stream.assert_cut("key_revoked")
+            assert await resume(client, pair, customer, stream.request_id) == 401
+        assert [await ask(client, pair, customer, gateway=gateway) for gateway in (0, 1)] == [401, 401]
+        stale = request(1, tenant_id=customer.tenant_id, project_id=customer.project_id, api_key_id=customer.key_id)
+        with pytest.raises(AuthFailed):  # so asks a gateway that still had the key in its cache
+            await Limits(its_redis).hold(stale)
 
     async def test_the_stream_of_a_good_key_outlives_it(
         self, pair: TwoGateways, client: httpx.AsyncClient, its_redis: Redis
