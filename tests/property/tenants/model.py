@@ -51,9 +51,12 @@ class Model:
     zone: str
     counters: dict[Place, Counter] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
+    blocked: bool = False  # its key is revoked, or the tenant suspended
 
     def hold(self, number: int, limits: list[Limit], *, prompt: int, output: int, price: int, cut: bool) -> str:
-        """`granted`, `known`, or `refused`. `price` is of each token; `cut`: rather fewer of them than a refusal."""
+        """`granted`, `known`, `refused` or `blocked`. `price` is of each token; `cut`: rather fewer than a refusal."""
+        if self.blocked:
+            return "blocked"
         if number in self.holds:
             return "granted" if self.holds[number].state == "held" else "known"
         counters = [(limit, self.current(limit)) for limit in limits]

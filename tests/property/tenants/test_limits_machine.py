@@ -1,4 +1,5 @@
-"""Limits under any order of hold, start, settle, void, sweep, changed caps, revocation, clock jumps and killed stores.
+"""Limits under any order of hold, start, settle, void, sweep, changed caps, clock jumps, killed stores, and revocations
+that last.
 
 On a real Valkey of its own. The reference model runs beside the scripts; the promises are checked from the record of
 what was let in, too, and the audit's arithmetic is checked against it after every step.
@@ -20,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from contracts.errors import AuthFailed, BudgetSpent, LimitExceeded
+from contracts.errors import AuthFailed, BudgetSpent, LimitExceeded, PermissionDenied
 from contracts.tenancy import Limit, Metric, Scope
 from contracts.tokens import TokenCounts
 from controlplane.local.children import LocalServer
@@ -28,7 +29,7 @@ from stores.redis import open_redis
 from tenants.limits import keys
 from tenants.limits.audit import Audit, Rebuilt
 from tenants.limits.buckets import Limits
-from tenants.limits.holds import HoldGranted, HoldHint, HoldState
+from tenants.limits.holds import HoldExisting, HoldGranted, HoldHint, HoldRequest, HoldState
 from tenants.limits.policy import GRAINS, RULES, Amount, Kind, counted
 from tests.factories.valkeys import on_disk, valkey_of_its_own
 from tests.functional.tenants.cast import ACME, KEY, NOON, PROJECT, request
@@ -41,6 +42,7 @@ COUNTED = [metric for metric in Metric if RULES[metric].kind is not Kind.REQUEST
 MODELS = st.sampled_from(["a", "b"])
 PLACES = st.tuples(st.sampled_from(list(Scope)), st.sampled_from([None, None, "a", "b"]), CAPS)
 MORE = st.lists(st.tuples(st.sampled_from(COUNTED), PLACES), max_size=5)
+TENANT = "tenant"
 OPEN = (HoldState.HELD, HoldState.RUNNING)
 
 
@@ -58,7 +60,8 @@ class LimitsMachine(RuleBasedStateMachine):
         self.caps: dict[Place, int] = {}
         self.asked: dict[int, tuple[int, int, int, str, bool]] = {}
         self.removed: dict[Place, int] = {}
-        self.epoch = 1
+        self.epochs = {KEY: 1, TENANT: 1}  # what callers know of
+        self.blocked = ""  # whose epoch says so, while the model is blocked
         self.next_number = 1
         # What was let in since a cap was last changed or the clock went back: (time, need, request).
         self.record: dict[Place, list[tuple[int, int, int]]] = {}
@@ -80,7 +83,11 @@ class LimitsMachine(RuleBasedStateMachine):
         self.run(self.redis.flushdb())
         places = [*zip(COUNTED, owned, strict=True), *more]
         self.caps = {(scope, metric, model): cap for metric, (scope, model, cap) in places}
-        self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: 1}, tenant_epoch=1))
+        self.tell({})
+
+    def tell(self, epochs: dict[str, int]) -> None:
+        told = {**self.epochs, **epochs}
+        self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: told[KEY]}, tenant_epoch=told[TENANT]))
 
     def limits_now(self, model: str) -> tuple[Limit, ...]:
         every = [
@@ -128,14 +135,10 @@ class LimitsMachine(RuleBasedStateMachine):
             output_nano_per_token=price,
             cut_to_affordable=cut,
             timezone=ZONE,
-            key_epoch=self.epoch,
+            key_epoch=self.epochs[KEY],
+            tenant_epoch=self.epochs[TENANT],
         )
-        answer = None
-        try:
-            answer = self.run(self.limits.hold(asked))
-            seen = "granted" if isinstance(answer, HoldGranted) else "known"
-        except (LimitExceeded, BudgetSpent):
-            seen = "refused"
+        seen, answer = self.answer(asked)
         was_new = number not in self.model.holds
         assert seen == self.model.hold(number, list(limits), prompt=prompt, output=output, price=price, cut=cut)
         if isinstance(answer, HoldGranted):
@@ -147,6 +150,16 @@ class LimitsMachine(RuleBasedStateMachine):
             self.asked[number] = (prompt, output, price, model, cut)
             for charge in self.model.holds[number].charges:
                 self.record.setdefault(charge.place, []).append((self.model.now, charge.need, number))
+
+    def answer(self, asked: HoldRequest) -> tuple[str, HoldGranted | HoldExisting | None]:
+        """What a hold is told, in the model's words, and what it is given."""
+        try:
+            given = self.run(self.limits.hold(asked))
+        except (LimitExceeded, BudgetSpent):
+            return "refused", None
+        except (AuthFailed, PermissionDenied):
+            return "blocked", None
+        return "granted" if isinstance(given, HoldGranted) else "known", given
 
     @precondition(lambda self: self.model.holds)
     @rule(data=st.data(), attempt=st.integers(1, 3))
@@ -216,17 +229,28 @@ class LimitsMachine(RuleBasedStateMachine):
         self.record.clear()
         self.jumped_far = self.jumped_far or step > 3_600_000
 
+    @precondition(lambda self: not self.model.blocked)
+    @rule(whose=st.sampled_from([KEY, TENANT]), sure=st.sampled_from([False, False, True]))
+    def revoke(self, whose: str, sure: bool) -> None:
+        """A key, or the tenant with all its keys: from here on nothing is let in, whatever else happens."""
+        if sure:
+            self.tell({whose: -(self.epochs[whose] + 1)})
+            self.blocked, self.model.blocked = whose, True
+
+    @precondition(lambda self: self.model.blocked)
     @rule()
-    def revoke_and_come_back(self) -> None:
-        """A revoked epoch is refused and changes nothing; an older reload does not undo it; a later epoch serves."""
-        self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: -(self.epoch + 1)}, tenant_epoch=1))
-        self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: self.epoch}, tenant_epoch=1))
-        before = self.counters()
-        with pytest.raises(AuthFailed):
-            self.run(self.limits.hold(request(self.next_number, *self.limits_now("a"), timezone=ZONE)))
-        assert self.counters() == before
-        self.epoch += 2
-        self.run(self.limits.set_epochs(tenant_id=ACME, keys={KEY: self.epoch}, tenant_epoch=1))
+    def reloads_come_late(self) -> None:
+        """What was read before the revocation, or beside it, does not undo it."""
+        for later in (0, 1):
+            self.tell({self.blocked: self.epochs[self.blocked] + later})
+
+    @precondition(lambda self: self.model.blocked)
+    @rule()
+    def come_back(self) -> None:
+        """Only a later epoch serves."""
+        self.epochs[self.blocked] += 2
+        self.model.blocked = False
+        self.tell({})
 
     @rule()
     def sweep(self) -> None:
@@ -289,6 +313,22 @@ class LimitsMachine(RuleBasedStateMachine):
             expected[f"{name}:u"], expected[f"{name}:h"] = counter.used, counter.held
         assert self.counters() == expected
         assert all(value >= 0 for value in expected.values())
+
+    @invariant()
+    def who_is_blocked_gets_nothing(self) -> None:
+        """After every rule, by what its callers knew and by what the revocation itself is called."""
+        for later in (0, 1) if self.model.blocked else ():
+            epochs = {**self.epochs, self.blocked: self.epochs[self.blocked] + later}
+            before = self.counters()
+            asked = request(
+                self.next_number,
+                *self.limits_now("a"),
+                timezone=ZONE,
+                key_epoch=epochs[KEY],
+                tenant_epoch=epochs[TENANT],
+            )
+            assert self.answer(asked) == ("blocked", None)
+            assert self.counters() == before
 
     @invariant()
     def what_is_left_is_never_below_zero(self) -> None:
