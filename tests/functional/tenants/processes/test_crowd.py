@@ -23,6 +23,7 @@ from billing.rating.prices import Meter
 from contracts.tenancy import Limit, Metric, Scope
 from controlplane.seed import PRICES
 from tenants.limits import keys
+from tenants.limits.policy import GRAINS, RULES, Kind
 from tests.e2e.accounts import Account, reported, total
 from tests.e2e.api import Api
 from tests.factories.customers import Customer
@@ -50,6 +51,7 @@ METRICS = {
     Metric.CONCURRENT_REQUESTS: {429},
     BUCKET_AT_ADMISSION: {429},
 }
+DYING = (Metric.SPEND_LIFETIME, Metric.OUTPUT_TOKENS_PER_MINUTE, Metric.CONCURRENT_REQUESTS)
 INPUT_NANO, OUTPUT_NANO = (int(PRICES[meter] * 1_000) for meter in (Meter.INPUT, Meter.OUTPUT))
 
 
@@ -234,6 +236,7 @@ class TestCrowd:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("metric", DYING)
 @pytest.mark.parametrize("seed", SEEDS)
 class TestClientsThatDie:
     async def test_at_any_time_leave_nothing_held_and_pay_for_what_was_made(
@@ -244,10 +247,11 @@ class TestClientsThatDie:
         prompt_tokens: int,
         table: list[str],
         reports: list[tuple[Books, int, int | None]],
+        metric: Metric,
         seed: int,
     ) -> None:
-        need = need_of(Metric.SPEND_LIFETIME, prompt_tokens)
-        books = books_of(pair, its_redis, doors, Metric.SPEND_LIFETIME, need)
+        books = books_of(pair, its_redis, doors, metric, need_of(metric, prompt_tokens))
+        unit = GRAINS if RULES[metric].kind is Kind.OUTPUT else 1  # of what is used
         body, dice = BODY | {"model": pair.model, "stream": bool(seed % 2)}, random.Random(seed)
 
         async def call() -> None:
@@ -264,16 +268,18 @@ class TestClientsThatDie:
             for _ in range(50):
                 with suppress(RedisError):  # two hundred clients share this loop: a look may come too late
                     used, held = await books.counter()
-                    assert used + held <= books.limit.cap
+                    assert used + held * unit <= books.limit.cap * unit
                     looks += 1
                 await asyncio.sleep(0.02)
         assert looks > 0
         await books.closed()
         used, held = await books.counter()
         assert held == 0
-        assert used <= books.limit.cap
-        table.append(f"{'clients that die':<26} seed {seed:>2}  used {used} of {books.limit.cap} nano")
-        reports.append((books, 0, None))
+        assert used <= books.limit.cap * unit
+        row = f"{metric} of clients that die: used {used / unit:.0f} of {books.limit.cap}"
+        table.append(f"{row}  seed {seed:>2}")
+        if metric is Metric.SPEND_LIFETIME:
+            reports.append((books, 0, None))
 
 
 @pytest.mark.slow
