@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,13 +25,15 @@ from websockets.sync.client import connect
 
 from stores import secrets as purposes
 from tenants.auth.keys import mint
-from tests.e2e.api import Api, bare_id
+from tests.e2e.api import ERROR_KEYS, Api, bare_id
 from tests.e2e.conftest import Platform
 from tests.e2e.kept import Piece, everything, settings_of
+from tests.factories.gateways import another_gateway
 
 TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
 LINK = re.compile(r'href="(/admin/[a-z_]+/[a-z_]+/(?:add/)?)"')
 METERED_SECONDS = 40.0
+BROKEN, FAULT = "broken", "a fault that only tests have"  # a gateway, and what it says (`broken.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,36 @@ def canaries(platform: Platform, console: Console) -> Canaries:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """How a mistake of ours was answered: over HTTP, and in a session of a WebSocket."""
+
+    answers: dict[str, httpx.Response]
+    event: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def kept(platform: Platform, console: Console, canaries: Canaries) -> list[Piece]:
+def crash(platform: Platform, canaries: Canaries) -> Crash:
+    """What only a mistake of ours brings about, on the same stores, with every key."""
+    body = {"model": platform.model, "messages": [{"role": "user", "content": canaries.prompt}]}
+    with another_gateway(platform.instance, name=BROKEN, application="tests.e2e.broken:application") as url:
+        api, program = Api(url, canaries.key), Api(url.replace("/v1", "/api/v1"), canaries.management)
+        answers = {
+            "whole": api.post("/chat/completions", body),
+            "stream": Api(url, canaries.rotated).post("/chat/completions", {**body, "stream": True}),
+            "management": program.get("/keys"),
+        }
+        with connect(url.replace("http", "ws", 1) + "/realtime", additional_headers=api.headers()) as socket:
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": canaries.prompt}]}
+            asked = {"type": "response.create", "response": {"model": platform.model, "input": [item]}}
+            socket.send(json.dumps(asked))
+            while (event := json.loads(socket.recv(timeout=30)))["type"] != "error":
+                pass
+    return Crash(answers, event)
+
+
+@pytest.fixture(scope="module")
+def kept(platform: Platform, console: Console, canaries: Canaries, crash: Crash) -> list[Piece]:
     """All that is kept, and all that the console shows, after the canaries went through every door."""
     api = Api(platform.base_url, canaries.key)
     served = _serve(api, platform.model, canaries.prompt)
@@ -268,6 +299,32 @@ class TestCanaries:
     @pytest.mark.parametrize("which", ["key", "management", "rotated", "unknown"])
     def test_t03_a_key_is_nowhere_in_clear(self, kept: list[Piece], canaries: Canaries, which: str) -> None:
         assert places(kept, getattr(canaries, which)) == []
+
+    @pytest.mark.parametrize("door", ["whole", "stream", "management"])
+    def test_t21_a_mistake_of_ours_is_told_as_nothing_but_an_error(self, crash: Crash, door: str) -> None:
+        answer = crash.answers[door]
+        assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
+        document = answer.json()
+        assert (set(document), set(document["error"])) == ({"error"}, ERROR_KEYS)
+        assert (document["error"]["type"], document["error"]["code"]) == ("api_error", "internal_error")
+        assert FAULT not in answer.text
+        assert "weir_" not in answer.text + str(answer.headers)
+
+    def test_t21_so_it_is_in_a_session(self, crash: Crash) -> None:
+        assert (set(crash.event["error"]), crash.event["error"]["code"]) == (
+            ERROR_KEYS,
+            "internal_error",
+        )
+        assert FAULT not in str(crash.event)
+        assert "weir_" not in str(crash.event)
+
+    def test_its_traceback_is_in_the_log_without_the_key(self, kept: list[Piece]) -> None:
+        (log,) = [content.decode() for place, content in kept if place == f"file logs/{BROKEN}.log"]
+        for place, times in (("admission", 3), ("management", 1)):
+            told = f"RuntimeError: {FAULT}, in {place}: {{'authorization': 'Bearer weir_…'}}"
+            assert log.count(told) == times, log
+        assert log.count("invalid literal for int() with base 10: 'weir_…'") == 4
+        assert log.count("in _break") >= 4
 
     def test_t33_a_webhook_s_secret_is_nowhere_in_clear(self, kept: list[Piece], canaries: Canaries) -> None:
         assert places(kept, canaries.webhook) == []

@@ -61,35 +61,50 @@ def two_gateways() -> Iterator[TwoGateways]:
     started_at = SystemClock().now_ms() // 1000
     instances.SIMULATED_PACE.update(PACE)
     try:
-        with private_instance(engine="simulated") as instance:
-            environment = environment_of(home=instance.home, engine=None, base=os.environ) | {
-                "DJANGO_SETTINGS_MODULE": "controlplane.settings",
-                "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT)]),
-                "WEIR_GATEWAY_ID": "gateway-2",
-            }
-            port = find_free()
-            second = LocalServer(spec=_gateway(port, environment), log=instance.home / "logs" / "gateway-2.log")
-            second.start()
-            try:
-                with Customers(environment) as customers:
-                    yield TwoGateways(
-                        instance=instance,
-                        urls=(str(instance.demo["base_url"]), f"http://127.0.0.1:{port}/v1"),
-                        model=settings_of(instance.home)["WEIR_MODEL"],
-                        customers=customers,
-                        started_at=started_at,
-                    )
-            finally:
-                second.stop()
+        with (
+            private_instance(engine="simulated") as instance,
+            another_gateway(instance, name="gateway-2") as url,
+            Customers(_environment(instance, name="gateway-2")) as customers,
+        ):
+            yield TwoGateways(
+                instance=instance,
+                urls=(str(instance.demo["base_url"]), url),
+                model=settings_of(instance.home)["WEIR_MODEL"],
+                customers=customers,
+                started_at=started_at,
+            )
     finally:
         instances.SIMULATED_PACE.clear()
         instances.SIMULATED_PACE.update(before)
 
 
-def _gateway(port: int, environment: dict[str, str]) -> ChildSpec:
+@contextmanager
+def another_gateway(
+    instance: Instance, *, name: str, application: str = "controlplane.asgi:application"
+) -> Iterator[str]:
+    """One more gateway on the stores of a platform, beside those that `up` started: its URL, which ends in /v1."""
+    port = find_free()
+    spec = _gateway(name, application, port, _environment(instance, name=name))
+    server = LocalServer(spec=spec, log=instance.home / "logs" / f"{name}.log")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.stop()
+
+
+def _environment(instance: Instance, *, name: str) -> dict[str, str]:
+    return environment_of(home=instance.home, engine=None, base=os.environ) | {
+        "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT)]),
+        "WEIR_GATEWAY_ID": name,
+    }
+
+
+def _gateway(name: str, application: str, port: int, environment: dict[str, str]) -> ChildSpec:
     """As `controlplane.local.plan` starts the first."""
     command = (
-        *(sys.executable, "-m", "uvicorn", "controlplane.asgi:application"),
+        *(sys.executable, "-m", "uvicorn", application),
         *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop"),
         *("--no-access-log", "--no-server-header", "--no-proxy-headers"),
         *("--http", "gateway.edge.http:HttpProtocol", "--ws", "gateway.edge.websocket:WebSocketProtocol"),
@@ -97,6 +112,6 @@ def _gateway(port: int, environment: dict[str, str]) -> ChildSpec:
     )
     probe = probes.http(port=port, path="/health/ready")
     return ChildSpec(
-        name="gateway-2", role="gateway", command=command, env=environment, cwd=ROOT, probe=probe, port=port,
+        name=name, role="gateway", command=command, env=environment, cwd=ROOT, probe=probe, port=port,
         stop_deadline=10.0,
     )  # fmt: skip
