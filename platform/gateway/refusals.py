@@ -126,6 +126,8 @@ class Refusals:
         key = names.refused(refusal.tenant_id)
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.xadd(key, {b"d": orjson.dumps(asdict(refusal))}, maxlen=ENTRIES_MAX, approximate=True)
+            # Who is refused again and again has one stream for ever: each entry has its own week.
+            pipe.xtrim(key, minid=self._clock.now_ms() - KEPT_MS, approximate=False)
             pipe.pexpire(key, KEPT_MS)
             await pipe.execute()
 

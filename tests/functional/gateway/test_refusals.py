@@ -10,7 +10,7 @@ from contracts.clock import FakeClock
 from contracts.errors import InvalidRequest, Unavailable
 from contracts.tenancy import Limit, Metric, Scope
 from gateway.refusals import ENTRIES_MAX, KEPT_MS, LATEST_MS, WAITING_MAX, WRITES_MAX, Refusals
-from stores.system import mint_request_id
+from stores.system import SystemClock, mint_request_id
 from tests.functional.gateway.cast import CONTEXT, MODEL
 from tests.functional.gateway.conftest import Gateway
 from tests.functional.gateway.sockets import ITEM, event, say, socket
@@ -21,6 +21,11 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a prompt that 
 @pytest.fixture
 def refusals(gateway: Gateway) -> Refusals:
     return Refusals(gateway.services.redis, clock=gateway.services.clock)
+
+
+def clock_of_now() -> FakeClock:
+    """It stands still at the store's time, by which entries are named."""
+    return FakeClock(wall_ms=SystemClock().now_ms())
 
 
 async def seen(gateway: Gateway, tenant: str = "acme") -> list[bytes]:
@@ -152,14 +157,14 @@ class TestEdge:
 
 class TestRefusals:
     async def test_another_tenant_s_are_not_found_under_mine(self, redis: Redis) -> None:
-        clock = FakeClock()
+        clock = clock_of_now()
         refusals, request_id = Refusals(redis, clock=clock), mint_request_id()
         await refusals.note(InvalidRequest("no"), request_id=request_id, path="/v1/x", caller=CONTEXT)
         assert await refusals.find(request_id, tenant_ids=["basic"]) is None
         assert await refusals.find(request_id, tenant_ids=["acme"]) is not None
 
     async def test_are_bounded_in_number_and_time(self, redis: Redis) -> None:
-        refusals = Refusals(redis, clock=FakeClock())
+        refusals = Refusals(redis, clock=clock_of_now())
         for number in range(ENTRIES_MAX + 300):
             await refusals.note(
                 InvalidRequest(f"no {number}"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT
@@ -169,11 +174,22 @@ class TestRefusals:
         assert 0 < await redis.pttl(key) <= KEPT_MS
         assert [r.message for r in await refusals.latest(tenant_id="acme", limit=2)] == ["no 1299", "no 1298"]
 
+    async def test_none_outlives_its_week_where_others_follow(self, redis: Redis) -> None:
+        clock, key = clock_of_now(), "w:{t:acme}:refused"
+        for age_ms in (KEPT_MS + 3_600_000, KEPT_MS - 3_600_000):
+            await redis.xadd(key, {b"d": b"{}"}, id=f"{clock.now_ms() - age_ms}-0")
+        await Refusals(redis, clock=clock).note(
+            InvalidRequest("no"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT
+        )
+        oldest, *younger = await redis.xrange(key)
+        assert int(oldest[0].split(b"-")[0]) > clock.now_ms() - KEPT_MS
+        assert len(younger) == 1
+
     async def test_a_store_that_is_away_costs_a_request_nothing_but_its_trace(
         self, redis: Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
-        refusals = Refusals(away, clock=FakeClock())
+        refusals = Refusals(away, clock=clock_of_now())
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITES_MAX * 3):
                 note = refusals.note(InvalidRequest("no"), request_id=mint_request_id(), path="/v1/x", caller=CONTEXT)
@@ -183,7 +199,7 @@ class TestRefusals:
 
     async def test_what_a_store_that_was_away_did_not_take_is_written_once_it_is_back(self, redis: Redis) -> None:
         away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
-        clock = FakeClock()
+        clock = clock_of_now()
         refusals = Refusals(away, clock=clock)
         ids = [mint_request_id() for _ in range(3)]
         for request_id in ids:
@@ -201,7 +217,7 @@ class TestRefusals:
 
     async def test_what_waits_is_bounded_in_number_and_time(self, redis: Redis) -> None:
         away = Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
-        clock = FakeClock()
+        clock = clock_of_now()
         refusals = Refusals(away, clock=clock)
         for number in range(WAITING_MAX + 2):
             note = refusals.note(InvalidRequest(f"no {number}"), request_id="x", path="/v1/x", caller=CONTEXT)
@@ -216,4 +232,4 @@ class TestRefusals:
     @pytest.mark.parametrize("text", ["", "x", "chatcmpl-1", "0" * 33])
     async def test_what_is_no_id_of_ours_is_refused(self, redis: Redis, text: str) -> None:
         with pytest.raises(ValueError, match="UUID"):
-            await Refusals(redis, clock=FakeClock()).find(text, tenant_ids=[])
+            await Refusals(redis, clock=clock_of_now()).find(text, tenant_ids=[])
