@@ -20,19 +20,23 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from redis import Redis
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from fairqueue.policy import QueueBounds
+from gateway.refusals import KEPT_MS
 from stores import secrets as purposes
 from tenants.auth.keys import mint
 from tests.e2e.api import ERROR_KEYS, Api, bare_id
 from tests.e2e.conftest import Platform
-from tests.e2e.kept import Piece, everything, settings_of
+from tests.e2e.kept import Piece, everything, of_redis, settings_of
 from tests.factories.gateways import another_gateway
 
 TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
 LINK = re.compile(r'href="(/admin/[a-z_]+/[a-z_]+/(?:add/)?)"')
 METERED_SECONDS = 40.0
+STATED_MS = {r"w:\{p:.+\}:out:[0-9a-f-]{36}": QueueBounds().log_ttl_ms, r"w:\{t:.+\}:refused": KEPT_MS}
 BROKEN, FAULT = "broken", "a fault that only tests have"  # a gateway, and what it says (`broken.py`)
 
 
@@ -337,9 +341,28 @@ class TestCanaries:
         assert not [place for place, content in logs if b"token=weir_" in content or b"api_key=weir_" in content]
 
     def test_t31_a_prompt_is_in_no_log_no_report_and_no_page(self, kept: list[Piece], canaries: Canaries) -> None:
-        # Redis holds a request's text while it waits and runs, and its frames while a stream may be resumed.
         found = [place for place in places(kept, canaries.prompt) if not place.startswith("Redis")]
         assert found == []
+
+    def test_t31_redis_keeps_of_it_what_is_stated_and_no_longer(
+        self, platform: Platform, kept: list[Piece], canaries: Canaries
+    ) -> None:
+        """What a refusal named by its words; and frames, while a stream may be resumed: the answer was the prompt."""
+        url = settings_of(platform.instance.home)["REDIS_URL"]
+        until = time.monotonic() + METERED_SECONDS
+        while True:  # what was cut off by the store that stood still is settled in its own time
+            held = [place.split(" ", 2)[2] for place in places(list(of_redis(url)), canaries.prompt)]
+            others = [key for key in held if not any(re.fullmatch(pattern, key) for pattern in STATED_MS)]
+            if not others:
+                break
+            assert time.monotonic() < until, others
+            time.sleep(0.2)
+        with Redis.from_url(url) as redis:
+            assert held  # a field was named by it
+            for key in held:
+                life, (most_ms,) = redis.pttl(key), [ms for name, ms in STATED_MS.items() if re.fullmatch(name, key)]
+                assert life != -1, key
+                assert life <= most_ms, key
 
     def test_t33_a_wrong_password_is_not_kept(self, kept: list[Piece], canaries: Canaries) -> None:
         assert places(kept, canaries.password) == []
