@@ -15,7 +15,7 @@ from stores.clickhouse_socket import ChdbClient
 from stores.objects import Objects
 
 # What hands secrets over by design, readable by its owner alone.
-SECRET_FILES = {"demo.json", "secrets.json", "env", "run.json", "ports.json"}
+SECRET_FILES = {"demo.json", "secrets.json", "env"}
 STORE_FOLDERS = {"data", "clickhouse"}  # read through their servers instead
 REDIS_DATABASES = 3
 Piece = tuple[str, bytes]

@@ -299,6 +299,7 @@ class TestCanaries:
         assert any(place.startswith("ClickHouse") for place in places(kept, canaries.key_id))
         assert any(place.startswith("Redis") for place in places(kept, canaries.key_id))
         assert any(place.startswith("file logs") for place in places(kept, "gateway"))
+        assert {"file run.json", "file ports.json"} <= set(places(kept, "gateway"))
 
     @pytest.mark.parametrize("which", ["key", "management", "rotated", "unknown"])
     def test_t03_a_key_is_nowhere_in_clear(self, kept: list[Piece], canaries: Canaries, which: str) -> None:
