@@ -93,9 +93,8 @@ def asked(context: TenantContext, cost: int = CALL) -> HoldRequest:
     return HoldRequest(
         request_id=mint_request_id(), tenant_id=context.tenant_id, project_id=context.project_id,
         api_key_id=context.api_key_id, key_epoch=context.key_epoch, tenant_epoch=context.tenant_epoch,
-        limits=tuple(x for x in context.limits if x.metric is Metric.PREPAID_CREDIT), prompt_tokens=1,
-        output_tokens_max=1, cost_max_nano=cost, currency="USD", timezone="UTC",
-        enqueue_deadline_ms=SystemClock().now_ms() + 30_000,
+        limits=tuple(x for x in context.limits if x.metric is Metric.PREPAID_CREDIT), prompt_tokens=1, timezone="UTC",
+        output_tokens_max=1, cost_max_nano=cost, currency="USD", enqueue_deadline_ms=SystemClock().now_ms() + 30_000,
     )  # fmt: skip
 
 
@@ -326,9 +325,9 @@ class TestRefusal:
         assert isinstance(refused, BudgetSpent)
         assert (refused.status, refused.code, refused.retry_after_ms) == (402, "budget_exceeded", None)
         assert refused.message == (
-            "Limit on prepaid credit of the organization reached: limit 2 USD, used 1 USD, held by requests under way "
-            "0 USD, requested at most 2 USD; more credit raises it: an operator books it under Credit "
-            "grants in the console."
+            "Limit on prepaid credit of the organization reached: limit 2 USD, used 1 USD, held by requests under "
+            "way 0 USD, requested at most 2 USD; "
+            "more credit raises it: an operator books it under Credit grants in the console."
         )
 
     def test_tells_of_no_credit_at_all(self, acme: Customer, valkey_url: str) -> None:
