@@ -161,6 +161,14 @@ async def ack_sends_the_final_frame(pool: Pool) -> bool:
     return said["data"] != b"over" and isinstance(decode_mailbox(said["data"])[0], Ended)
 
 
+async def old_dead_letter_is_forgotten(pool: Pool) -> bool:
+    now_ms, day_ms = (await pool.redis.time())[0] * 1_000, 86_400_000
+    for days in (8, 6):
+        await pool.redis.xadd(pool.queue.keys.dead, {"body": b"secret prompt"}, id=f"{now_ms - days * day_ms}-1")
+    await pool.queue.reap(limit=9)
+    return [kept for kept, _ in await pool.redis.xrange(pool.queue.keys.dead)] == [b"%d-1" % (now_ms - 6 * day_ms)]
+
+
 async def request_outlives_its_enqueue_deadline(pool: Pool) -> bool:
     await pool.enqueue("r1", deadline_in=3_500_000, expires_in=3_600_000)
     await pool.end(await pool.claim())
@@ -296,6 +304,11 @@ RULES = (
     Rule(stale_attempt_reads_no_ids, "read_ids", "if j[1] ~= 'running' or j[2] ~= ARGV[3] then return nil end"),
     Rule(ended_request_keeps_no_ids, "end", "if ids_seq then redis.call('DEL', prefix .. 'ids:' .. rid) end"),
     Rule(ack_sends_the_final_frame, "ack", "redis.call('PUBLISH', box, message)"),
+    Rule(
+        old_dead_letter_is_forgotten,
+        "reap",
+        "redis.call('XTRIM', dead, 'MINID', whole(ms(clock('')) - DEAD_KEPT_MS))",
+    ),
     Rule(
         request_outlives_its_enqueue_deadline,
         "ack",
