@@ -19,8 +19,8 @@ from billing.clickhouse.usage import plan_page
 from billing.customers import find_payer
 from billing.models import USAGE, AccountKind, LedgerEntry, PriceVersion, UsagePosting
 from billing.rating.prices import Meter, UnitPrice, build_card
-from contracts.jobs import ServiceClass
 from contracts.money import PriceCard, nano_from_decimal
+from contracts.tenancy import ServiceClass
 from stores.clickhouse import Reader
 from stores.clickhouse_url import open_clickhouse
 

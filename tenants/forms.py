@@ -43,13 +43,15 @@ class PlanForm(forms.ModelForm):  # type: ignore[type-arg] # not generic when it
     class Meta:
         model = Plan
         fields = [
-            "name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list",
+            "name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "service_class",
+            "price_list",
         ]  # fmt: skip
         labels = {
             "weight_milli": "Weight, in thousandths",
             "queued_max": "Requests waiting at once",
             "max_tokens_default": "Output tokens by default",
             "max_tokens_cap": "Output tokens at most",
+            "service_class": "Class in a busy pool",
         }
 
 

@@ -17,7 +17,7 @@ from django.db.models import Q
 from django.utils import timezone as clock
 
 from contracts.money import text_from_nano
-from contracts.tenancy import Metric, Scope
+from contracts.tenancy import Metric, Scope, ServiceClass
 from tenants.limits.policy import is_money
 
 
@@ -82,6 +82,9 @@ class Dated(models.Model):
         abstract = True
 
 
+SERVICE_CLASSES = [(each.value, each.value.capitalize()) for each in ServiceClass]
+
+
 class Plan(Dated):
     """What a tenant gets unless it says otherwise: its share of a pool, its defaults, its limits and its prices."""
 
@@ -95,6 +98,12 @@ class Plan(Dated):
     )
     max_tokens_cap = models.PositiveIntegerField(
         null=True, blank=True, help_text="Most output tokens that one request may ask for; empty = the model's own end."
+    )
+    service_class = models.CharField(
+        max_length=20,
+        choices=SERVICE_CLASSES,
+        default=ServiceClass.INTERACTIVE.value,
+        help_text="Batch: its requests use what interactive ones leave of a busy pool, beside a share of their own.",
     )
     price_list = models.ForeignKey(
         "billing.PriceList",
@@ -110,6 +119,10 @@ class Plan(Dated):
         constraints = [
             models.CheckConstraint(
                 condition=Q(weight_milli__gte=1), **_told("plan_weight_positive", "The weight is at least 1.")
+            ),
+            models.CheckConstraint(
+                condition=Q(service_class__in=[name for name, _ in SERVICE_CLASSES]),
+                **_told("plan_service_class", "The class is interactive or batch."),
             ),
             models.CheckConstraint(
                 condition=Q(max_tokens_default__gte=1),

@@ -12,7 +12,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from contracts.errors import PermissionDenied
-from contracts.tenancy import Limit, Metric, PolicyRef, Scope, TenantContext
+from contracts.tenancy import Limit, Metric, PolicyRef, Scope, ServiceClass, TenantContext
 from tenants.limits.policy import is_money
 from tenants.models import (
     ApiKey,
@@ -109,6 +109,7 @@ def _context(key: ApiKey, ends: datetime | None, limits: tuple[Limit, ...]) -> T
         cut_to_affordable=tenant.cut_to_affordable,
         allowed_networks=tuple(key.allowed_networks),
         expires_at_ms=_ms(ends) if ends is not None else None,
+        service_class=ServiceClass(plan.service_class),
     )
 
 

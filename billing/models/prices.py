@@ -8,7 +8,7 @@ from django.db.models import Q
 from billing.models.base import CURRENCY, Version, new_id, no_overlap, version_checks
 from billing.rating.prices import PRICE_MAX, Meter
 from billing.rating.terms import TermsError, read_tiers
-from contracts.jobs import ServiceClass
+from contracts.tenancy import ServiceClass
 
 _APPROVED = ~Q(approved_by="")
 

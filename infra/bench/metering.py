@@ -32,8 +32,9 @@ from billing.rating.invoice import Usage, rerate
 from billing.rating.periods import Span
 from billing.rating.prices import CARD_ID_SEPARATOR
 from billing.rating.prices import Meter as PriceMeter
-from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings, UsageRecord
+from contracts.jobs import Endpoint, Ticket, Timings, UsageRecord
 from contracts.money import PriceCard
+from contracts.tenancy import ServiceClass
 from contracts.wire import encode
 from fairqueue.messages import usage_from_stream
 from infra.bench.output import Measure

@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
+from contracts.jobs import Claim, Endpoint, Ticket, Timings
 from contracts.money import PriceCard
 from contracts.outcomes import Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue.messages import Final, StepEntry

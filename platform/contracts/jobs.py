@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from contracts.money import PriceCard
-from contracts.tenancy import PolicyRef
+from contracts.tenancy import PolicyRef, ServiceClass
 from contracts.tokens import TokenCounts
 
 
@@ -13,13 +13,6 @@ class Endpoint(StrEnum):
 
     CHAT = "chat/completions"
     COMPLETIONS = "completions"
-
-
-class ServiceClass(StrEnum):
-    """Chosen by the route and the operator, never by the client."""
-
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

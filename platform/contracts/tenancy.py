@@ -32,6 +32,13 @@ class Metric(StrEnum):
     PREPAID_CREDIT = "prepaid_credit"  # nano-units; its cap follows the ledger and is set by nobody
 
 
+class ServiceClass(StrEnum):
+    """What a request is queued, priced and billed as: chosen by plan, route and operator, never by the client."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """One cap. `cap` 0 blocks; an unlimited metric has no `Limit` at all.
@@ -87,3 +94,4 @@ class TenantContext:
     cut_to_affordable: bool = False
     allowed_networks: tuple[str, ...] = ()
     expires_at_ms: int | None = None
+    service_class: ServiceClass = ServiceClass.INTERACTIVE

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from contracts.jobs import ServiceClass
+from contracts.tenancy import ServiceClass
 from stores.clickhouse_url import local_url
 
 ROOT = Path(__file__).resolve().parents[2]

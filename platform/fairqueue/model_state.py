@@ -5,8 +5,9 @@ Called by `model` only; it mirrors scripts/shared/pool.lua function by function.
 
 from dataclasses import dataclass, field, replace
 
-from contracts.jobs import ServiceClass, Ticket
+from contracts.jobs import Ticket
 from contracts.outcomes import JobState, Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from fairqueue import policy, prefix
 from fairqueue.messages import ReapReport, cancel_code

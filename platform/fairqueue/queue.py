@@ -9,8 +9,9 @@ from typing import Any
 
 import msgpack
 
-from contracts.jobs import Claim, ServiceClass, Ticket, Timings, UsageRecord
+from contracts.jobs import Claim, Ticket, Timings, UsageRecord
 from contracts.outcomes import Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue import policy, prefix, replies

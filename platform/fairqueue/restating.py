@@ -3,8 +3,8 @@
 Invariant: `usage_from_stream` of what this makes is the record itself.
 """
 
-from contracts.jobs import Endpoint, ServiceClass, Ticket, UsageRecord
-from contracts.tenancy import PolicyRef
+from contracts.jobs import Endpoint, Ticket, UsageRecord
+from contracts.tenancy import PolicyRef, ServiceClass
 from contracts.wire import encode
 from fairqueue.messages import pack_verdicts
 

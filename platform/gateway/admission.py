@@ -24,10 +24,10 @@ from contracts.errors import (
     Unprocessable,
     WeirError,
 )
-from contracts.jobs import ServiceClass, Ticket
+from contracts.jobs import Ticket
 from contracts.money import PriceCard
 from contracts.outcomes import JobState
-from contracts.tenancy import TenantContext
+from contracts.tenancy import ServiceClass, TenantContext
 from contracts.text import shown
 from fairqueue.keys import mailbox_channel
 from fairqueue.messages import Enqueued, JobStatus
@@ -169,7 +169,7 @@ class Admission:
     ) -> Draft:
         """The resolved model, the exact prompt tokens within its context, and the prices in force."""
         served = await self._served(context, asked.model)
-        service_class = self._class_of(asked)
+        service_class = self._class_of(context, asked)
         async with self._answers_in_time():
             price = await self._price(context, served.card.model, service_class)
         refuse_hopeless(asked, served.tokenizer, context_tokens=served.card.context_tokens)
@@ -197,9 +197,11 @@ class Admission:
             service_class=service_class,
         )
 
-    def _class_of(self, asked: Asked) -> ServiceClass:
-        """What a request is queued, priced and billed as: by its route and the operator's word, never by its client."""
-        return self._services.settings.background_class if asked.background else ServiceClass.INTERACTIVE
+    def _class_of(self, context: TenantContext, asked: Asked) -> ServiceClass:
+        """What a request is queued, priced and billed as: by plan, route and the operator's word, not by its client."""
+        if context.service_class is ServiceClass.BATCH or not asked.background:
+            return context.service_class
+        return self._services.settings.background_class
 
     async def _served(self, context: TenantContext, model: str) -> ServedModel:
         _allow(context, model)

@@ -12,10 +12,10 @@ import orjson
 
 from billing.rating.rate import worst_case
 from contracts.errors import InvalidRequest, LimitExceeded
-from contracts.jobs import Endpoint, ServiceClass, Ticket
+from contracts.jobs import Endpoint, Ticket
 from contracts.models import ModelCard
 from contracts.money import PriceCard
-from contracts.tenancy import TenantContext
+from contracts.tenancy import ServiceClass, TenantContext
 from gateway.prompts import PromptContent
 from gateway.surface.messages import flatten
 from gateway.surface.schema import Asked

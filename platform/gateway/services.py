@@ -14,10 +14,9 @@ from redis.asyncio import Redis
 
 from billing.clickhouse.shapes import RequestRow, UsagePage
 from contracts.clock import Clock
-from contracts.jobs import ServiceClass
 from contracts.models import ModelCard
 from contracts.money import PriceCard
-from contracts.tenancy import PolicyRef
+from contracts.tenancy import PolicyRef, ServiceClass
 from fairqueue.queue import FairQueue
 from gateway.kept import KeptRequests
 from gateway.pools import PoolWorkers

@@ -30,6 +30,7 @@ _LABELS = {
     "queued_max": "Requests waiting at once",
     "max_tokens_default": "Output tokens by default",
     "max_tokens_cap": "Output tokens at most",
+    "service_class": "Class in a busy pool",
     "threshold_percent": "Threshold, percent",
     "cut_to_affordable": "Shorten answers to the budget",
     "prepaid": "Spends no more than its credit",

@@ -87,7 +87,16 @@ def _caps_by_model(formset: BaseModelFormSet[Any, Any], rows: list[Any]) -> dict
 
 @admin.register(Plan)
 class PlanAdmin(OwnerAdmin):
-    list_display = ["name", "weight", "waiting", "output_default", "output_most", "prices", "tenant_count"]
+    list_display = [
+        "name",
+        "weight",
+        "class_in_pool",
+        "waiting",
+        "output_default",
+        "output_most",
+        "prices",
+        "tenant_count",
+    ]
     list_select_related = ["price_list"]
     form = PlanForm
     empty_hint = "Every tenant has a plan: add one first. `make up` makes one with the demo's tenants."
@@ -100,6 +109,10 @@ class PlanAdmin(OwnerAdmin):
     @admin.display(description="weight in a busy pool", ordering="weight_milli")
     def weight(self, plan: Plan) -> str:
         return f"{Decimal(plan.weight_milli).scaleb(-3).normalize():f}"
+
+    @admin.display(description="class", ordering="service_class")
+    def class_in_pool(self, plan: Plan) -> str:
+        return plan.get_service_class_display()
 
     @admin.display(description="waiting at once", ordering="queued_max")
     def waiting(self, plan: Plan) -> str:

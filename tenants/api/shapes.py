@@ -13,6 +13,7 @@ from contracts.money import NANO_MAX, decimal_from_nano, nano_from_decimal, text
 from contracts.tenancy import Metric
 from tenants.models import (
     SCOPES,
+    SERVICE_CLASSES,
     SETTABLE,
     ApiKey,
     AuditEntry,
@@ -182,6 +183,7 @@ class PlanOut(serializers.ModelSerializer[Plan]):
             "queued_max",
             "max_tokens_default",
             "max_tokens_cap",
+            "service_class",
             "price_list",
             "limits",
             "created_at",
@@ -196,6 +198,10 @@ class _PlanFields(Strict):
     queued_max = Whole(min_value=0, max_value=INTEGER_MAX)
     max_tokens_default = Whole(min_value=1, max_value=INTEGER_MAX)
     max_tokens_cap = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True, help_text="null = the model's own end.")
+    service_class = Choice(
+        SERVICE_CLASSES,
+        help_text="batch: its requests use what interactive ones leave of a busy pool, beside a share of their own.",
+    )
     price_list = PriceListName(allow_null=True, help_text="By its name; null = what everybody pays.")
 
 
@@ -204,6 +210,7 @@ class PlanIn(_PlanFields):
     queued_max = Whole(min_value=0, max_value=INTEGER_MAX, default=1000)
     max_tokens_default = Whole(min_value=1, max_value=INTEGER_MAX, default=512)
     max_tokens_cap = Whole(min_value=0, max_value=INTEGER_MAX, allow_null=True, default=None)
+    service_class = Choice(SERVICE_CLASSES, default="interactive")
     price_list = PriceListName(allow_null=True, default=None)
 
 

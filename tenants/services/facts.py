@@ -58,6 +58,7 @@ def plan_facts(row: Plan) -> dict[str, Any]:
         "queued_max": row.queued_max,
         "max_tokens_default": row.max_tokens_default,
         "max_tokens_cap": row.max_tokens_cap,
+        "service_class": str(row.service_class),
         "price_list": str(row.price_list_id) if row.price_list_id else None,
     }
 

@@ -5,13 +5,16 @@ from typing import Any
 
 from django.db import transaction
 
+from contracts.tenancy import ServiceClass
 from tenants.actors import SYSTEM, Actor
 from tenants.events import record
 from tenants.models import Plan, Tenant
 from tenants.services.facts import apply, plan_facts, subject
 from tenants.services.pushing import raise_tenant_epoch
 
-_CHANGEABLE = frozenset({"name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list"})
+_CHANGEABLE = frozenset(
+    {"name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "service_class", "price_list"}
+)
 
 
 @transaction.atomic
@@ -22,6 +25,7 @@ def create_plan(
     queued_max: int = 1000,
     max_tokens_default: int = 512,
     max_tokens_cap: int | None = None,
+    service_class: str = ServiceClass.INTERACTIVE,
     price_list: Any = None,
     actor: Actor = SYSTEM,
 ) -> Plan:
@@ -32,6 +36,7 @@ def create_plan(
         queued_max=queued_max,
         max_tokens_default=max_tokens_default,
         max_tokens_cap=max_tokens_cap,
+        service_class=service_class,
         price_list=price_list,
     )
     plan.full_clean()

@@ -33,7 +33,7 @@ _TENANT = (
     "queued_max",
     "prepaid",
 )
-_PLAN = ("name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "price_list")
+_PLAN = ("name", "weight_milli", "queued_max", "max_tokens_default", "max_tokens_cap", "service_class", "price_list")
 _KEY = ("name", "last4", "project", "scopes", "allowed_models", "allowed_networks", "expires_at")
 _PRICE = ("price_list", "model", "meter", "per_million", "currency", "valid_from", "valid_to")
 _BUDGET = ("metric", "model", "window", "threshold_percent", "cap", "used")

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from billing.clickhouse.shapes import RequestRow
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings, UsageRecord
+from contracts.jobs import Claim, Endpoint, Ticket, Timings, UsageRecord
 from contracts.money import PriceCard
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 
 REQUEST_ID = "01990000-0000-7000-8000-000000000001"

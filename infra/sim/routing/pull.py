@@ -13,9 +13,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket
+from contracts.jobs import Claim, Endpoint, Ticket
 from contracts.money import PriceCard
 from contracts.outcomes import Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from fairqueue import policy
 from fairqueue.messages import StepEntry

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 from billing.selectors import price_card
 from contracts.clock import Clock
 from contracts.errors import Conflict, PermissionDenied, Unavailable, WeirError
-from contracts.jobs import ServiceClass, Ticket
-from contracts.tenancy import TenantContext
+from contracts.jobs import Ticket
+from contracts.tenancy import ServiceClass, TenantContext
 from controlplane.dead_letters.reading import DeadLetter
 from fairqueue.policy import QueueBounds
 from fairqueue.queue import FairQueue

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from billing import selectors as billing_reads
 from contracts.clock import Clock
 from contracts.errors import Unavailable
-from contracts.jobs import ServiceClass
 from contracts.money import PriceCard
+from contracts.tenancy import ServiceClass
 from controlplane.reads.database import from_database
 
 PRICE_FRESH_SECONDS = 30.0

@@ -12,8 +12,8 @@ from django.test import Client
 from django.urls import reverse
 from redis import Redis
 
-from contracts.jobs import Claim, ServiceClass
-from contracts.tenancy import Metric
+from contracts.jobs import Claim
+from contracts.tenancy import Metric, ServiceClass
 from controlplane.dead_letters.replay import HOUSE
 from controlplane.env import environment
 from controlplane.seed import seed_demo

@@ -12,7 +12,7 @@ from django.db import connections
 from billing.models import PriceList
 from billing.rating.prices import Meter
 from billing.services import publish_prices
-from contracts.jobs import ServiceClass
+from contracts.tenancy import ServiceClass
 from controlplane.reads.keys import KeyLoads
 from controlplane.reads.prices import PriceCache
 from stores.system import SystemClock

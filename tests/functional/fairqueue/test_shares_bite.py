@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import QueueFull
-from contracts.jobs import Claim, ServiceClass
+from contracts.jobs import Claim
+from contracts.tenancy import ServiceClass
 from fairqueue.messages import Wait
 from fairqueue.policy import WARM_MAX, QueueBounds
 from fairqueue.replies import full_text

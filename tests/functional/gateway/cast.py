@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 from billing.clickhouse.shapes import RequestRow, UsageBucket, UsagePage, UsageResult
 from billing.rating.rate import cost
 from contracts.errors import InvalidRequest, NotFound, Unavailable
-from contracts.jobs import Claim, Endpoint, ServiceClass, Ticket, Timings
+from contracts.jobs import Claim, Endpoint, Ticket, Timings
 from contracts.models import ModelCard
 from contracts.money import PriceCard
 from contracts.outcomes import Outcome
-from contracts.tenancy import PolicyRef, TenantContext
+from contracts.tenancy import PolicyRef, ServiceClass, TenantContext
 from contracts.tokens import TokenCounts
 from fairqueue.messages import Abort, StepEntry, pack_ids
 from fairqueue.queue import FairQueue

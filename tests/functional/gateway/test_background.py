@@ -13,8 +13,7 @@ from jsonschema import Draft202012Validator
 
 from billing.clickhouse.shapes import RequestRow
 from contracts.errors import Unavailable
-from contracts.jobs import ServiceClass
-from contracts.tenancy import TenantContext
+from contracts.tenancy import ServiceClass, TenantContext
 from controlplane.background.bringing import AnswerKeeper
 from controlplane.background.keeping import KeptInDatabase
 from controlplane.background.rebuild import OPEN_BOUNDS, Fate, Rebuild
@@ -266,6 +265,16 @@ class TestClass:
             claim = await owner.gateway.worker.serve(["a"])
         assert plain.result().status_code == 200
         assert (claim.ticket.service_class, claim.ticket.price) == (ServiceClass.INTERACTIVE, PRICE)
+
+    async def test_of_a_plan_is_that_of_all_its_requests(self, owner: Owner) -> None:
+        owner.gateway.directory.batch_price = replace(PRICE, card_id="half")
+        owner.gateway.directory.contexts.clear()
+        owner.key = owner.gateway.directory.issue(replace(owner.context, service_class=ServiceClass.BATCH))
+        async with asyncio.TaskGroup() as tasks:
+            plain = tasks.create_task(owner.post(background=False))
+            claim = await owner.gateway.worker.serve(["a"])
+        assert plain.result().status_code == 200
+        assert (claim.ticket.service_class, claim.ticket.price.card_id) == (ServiceClass.BATCH, "half")
 
     async def test_without_a_price_is_refused_and_holds_nothing(self, owner: Owner) -> None:
         answer = await owner.post()

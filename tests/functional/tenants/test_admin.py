@@ -199,12 +199,12 @@ class TestPlanPage:
         form = {"name": "basic", "weight_milli": "3000", "queued_max": "50", "max_tokens_default": "512"}
         answer = operator.post(
             reverse("admin:tenants_plan_change", args=[plan.id]),
-            {**form, "max_tokens_cap": "", **management("limits")},
+            {**form, "max_tokens_cap": "", "service_class": "batch", **management("limits")},
         )
         assert answer.status_code == 302, answer.content.decode()
         plan.refresh_from_db()
         acme.tenant.refresh_from_db()
-        assert plan.weight_milli == 3_000
+        assert (plan.weight_milli, plan.service_class) == (3_000, "batch")
         assert acme.tenant.epoch == epoch + 1
 
 

@@ -54,7 +54,7 @@ class TestUnits:
 
     def test_of_a_plan_are_in_words(self, operator: Client, acme: Customer) -> None:
         told = words(operator.get(reverse("admin:tenants_plan_changelist")).content.decode())
-        assert "basic 2 50 requests 512 tokens the model's own end what everybody pays 1" in told
+        assert "basic 2 Interactive 50 requests 512 tokens the model's own end what everybody pays 1" in told
         page = words(operator.get(reverse("admin:tenants_plan_change", args=[acme.tenant.plan_id])).content.decode())
         assert "Weight, in thousandths" in page
         for raw in ("Weight milli", "Queued max", "Max tokens cap"):

@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from billing.models import PriceList, PriceVersion
 from billing.rating.prices import Meter
 from billing.services import publish_prices
+from contracts.tenancy import ServiceClass
 from safety.defaults import demo_document
 from safety.services import create_policy, publish_policy
 from tenants import selectors, services
@@ -110,6 +111,16 @@ class TestWrite:
         assert event.body["after"]["price_list"] is None
         assert not AuditEntry.objects.exists()
 
+    def test_gives_its_tenants_a_class_in_a_busy_pool(self, operator: Api, acme: Customer) -> None:
+        assert operator("get", f"plans/{acme.tenant.plan_id}")[1]["service_class"] == "interactive"
+        status, plan = operator.change(f"plans/{acme.tenant.plan_id}", {"service_class": "batch"})
+        assert (status, plan["service_class"]) == (200, "batch")
+        context = selectors.load_context(digests_of(acme.plaintext))
+        assert context is not None
+        assert context.service_class is ServiceClass.BATCH
+        event = OutboxEvent.objects.filter(name="plan.changed").latest("id")
+        assert [event.body[side]["service_class"] for side in ("before", "after")] == ["interactive", "batch"]
+
     def test_refuses_what_no_plan_can_be_and_names_the_field(self, operator: Api, acme: Customer) -> None:
         for body, param in (
             ({}, "name"),
@@ -118,6 +129,8 @@ class TestWrite:
             ({"name": "x", "price_list": "no such"}, "price_list"),
             ({"name": "x", "price_list": 5}, "price_list"),
             ({"name": "x", "max_tokens_default": 0}, "max_tokens_default"),
+            ({"name": "x", "service_class": "express"}, "service_class"),
+            ({"name": "x", "service_class": None}, "service_class"),
             ({"name": "x", "prices": []}, "prices"),
         ):
             status, answer = operator("post", "plans", body)

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.jobs import Claim, ServiceClass, Ticket, Timings
+from contracts.jobs import Claim, Ticket, Timings
 from contracts.outcomes import Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue import policy

@@ -21,8 +21,9 @@ from hypothesis.stateful import (
 )
 
 from contracts.errors import DeadlinePassed, QueueFull
-from contracts.jobs import Claim, ServiceClass, Ticket, Timings
+from contracts.jobs import Claim, Ticket, Timings
 from contracts.outcomes import JobState, Outcome
+from contracts.tenancy import ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import encode
 from fairqueue.messages import StepEntry, Wait, pack_ids, without_body

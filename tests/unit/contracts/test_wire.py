@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.jobs import Endpoint, ServiceClass, Ticket, Timings, UsageRecord
+from contracts.jobs import Endpoint, Ticket, Timings, UsageRecord
 from contracts.money import PriceCard
-from contracts.tenancy import PolicyRef
+from contracts.tenancy import PolicyRef, ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import VERSION, WireError, decode, encode
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from contracts.jobs import Endpoint, ServiceClass, Timings
-from contracts.tenancy import PolicyRef
+from contracts.jobs import Endpoint, Timings
+from contracts.tenancy import PolicyRef, ServiceClass
 from contracts.tokens import TokenCounts
 from contracts.wire import WireError, decode, encode
 from fairqueue.keys import PoolKeys, mailbox_channel
