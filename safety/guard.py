@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from safety.engines.pool import Validation, ValidatorPool
 from safety.policy import CompiledPolicy, CompiledRule
-from safety.rules.cover import Cover, Tally
-from safety.rules.normalise import read
+from safety.rules.cover import Cover
 from safety.rules.port import Span
-from safety.rules.tracker import Plan, Reader, Tracker
+from safety.search import Prompt, find_matches
 from safety.verdicts import Action, RuleState, Stage, Verdict
 
 SEAM = "\n"  # what engines put between the texts of a message; to a ban list it is any white space
@@ -94,20 +93,21 @@ def _run_pure(
     """Verdicts of the pure rules, and the texts as they leave them. Redaction is by all rules at once."""
     results = []
     covers: list[list[tuple[int, Span]]] = [[] for _ in texts]
-    joined = SEAM.join(texts) if len(texts) > 1 else ""
+    prompts = [Prompt(text) for text in texts]
+    joined = Prompt(SEAM.join(texts)) if len(texts) > 1 else None
     for number in policy.pure(Stage.PROMPT):
         rule = policy.rules[number]
         began = monotonic()
         hits = 0
-        for index, text in enumerate(texts):
-            spans, count = _find(rule, text)
+        for index, prompt in enumerate(prompts):
+            spans, count = find_matches(rule, prompt)
             hits += count
             if rule.action is Action.REDACT:
                 covers[index].extend((number, span) for span in spans)
             if hits and rule.action is Action.BLOCK:
                 break
         if joined and rule.reads_phrases and not (hits and rule.action is Action.BLOCK):
-            across = _across_seams(texts, _find(rule, joined)[0])
+            across = _across_seams(texts, find_matches(rule, joined)[0])
             hits += len(across)
             if rule.action is Action.REDACT:
                 for index, span in _by_text(texts, across):
@@ -157,38 +157,6 @@ def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:
         spent_us=spent_us,
         shadow=rule.intended,
     )
-
-
-def _find(rule: CompiledRule, text: str) -> tuple[list[Span], int]:
-    """Matches of one rule in one text, and the number of groups they make; for a blocking rule the first match.
-
-    Native code looks first: most texts hold no match. Where one may begin, the same automata as on output say exactly.
-    """
-    likely = []
-    begin = len(text)
-    for automaton in rule.automata:
-        formed, offsets = read(text, automaton.form)
-        first = automaton.first(formed)
-        if first is not None:
-            likely.append(automaton)
-            begin = min(begin, first if offsets is None else offsets[first] if first < len(offsets) else 0)
-    if not likely:
-        return [], 0
-    tracker = Tracker(
-        Plan(Reader(rule=0, holds=True, automaton=one) for one in likely), position=begin, before=text[:begin]
-    )
-    spans: list[Span] = []
-    tally = Tally()
-    for char in text[begin:]:
-        for hit in tracker.step(char):
-            spans.append(hit.span)
-            tally.add(hit.span, settled=tracker.floor)
-        if spans and rule.action is Action.BLOCK:
-            return spans, 1
-    for hit in tracker.finish():
-        spans.append(hit.span)
-        tally.add(hit.span, settled=tracker.position)
-    return spans, 1 if spans and rule.action is Action.BLOCK else tally.count
 
 
 def _cover(policy: CompiledPolicy, text: str, spans: Sequence[tuple[int, Span]]) -> str:

@@ -15,7 +15,7 @@ import ahocorasick
 
 from contracts.text import shown
 from safety.rules.normalise import fold, is_repeated_space
-from safety.rules.port import Form, RuleError, Span
+from safety.rules.port import Form, RuleError, Span, search_on
 
 WORDS_MAX = 10_000
 WORD_CHARS_MAX = 200
@@ -51,9 +51,17 @@ class BanList:
     def can_start(self, char: str, /) -> bool:
         return char in self.children[0]
 
-    def first(self, text: str, /) -> int | None:
-        for end, _ in self.native.iter(text):
-            return max(0, int(end) + 1 - self.longest)
+    def first(self, text: str, start: int = 0, /) -> int | None:
+        return search_on(self._search, text, start, self.longest) if start else self._search(text, 0)
+
+    def _search(self, text: str, start: int) -> int | None:
+        """Where the first word that ends may have begun, or a longer one that holds it."""
+        for last, _ in self.native.iter(text, start):
+            end = int(last) + 1
+            node = 0
+            for char in text[max(start, end - self.longest) : end]:
+                node = self.follow(node, char)
+            return end - self.depth[node]
         return None
 
     def follow(self, node: int, char: str) -> int:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import re2
 
 from contracts.text import shown
-from safety.rules.port import Form, RuleError, Span
+from safety.rules.port import Form, RuleError, Span, search_on
 from safety.rules.regex import native
 
 SCRIPTS_MAX = 50
@@ -48,8 +48,15 @@ class Charset:
             known = self.known[char] = unicodedata.category(char) == "Cs" or self.refused.search(char) is not None
         return known
 
-    def first(self, text: str, /) -> int | None:
-        return next((index for index, char in enumerate(text) if self.can_start(char)), None)
+    def first(self, text: str, start: int = 0, /) -> int | None:
+        return search_on(self._search, text, start, self.longest) if start else self._search(text, 0)
+
+    def _search(self, text: str, start: int) -> int | None:
+        try:
+            match = self.refused.search(text, start)
+        except UnicodeEncodeError:  # a lone surrogate: RE2 reads UTF-8 only
+            return start
+        return None if match is None else match.start()
 
 
 class CharsetScanner:

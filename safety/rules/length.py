@@ -22,8 +22,9 @@ class Length:
     def can_start(self, char: str, /) -> bool:
         return True
 
-    def first(self, text: str, /) -> int | None:
-        return self.chars_max if len(text) > self.chars_max else None
+    def first(self, text: str, start: int = 0, /) -> int | None:
+        place = max(start, self.chars_max)
+        return place if place < len(text) else None
 
 
 class LengthScanner:

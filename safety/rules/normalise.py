@@ -4,11 +4,14 @@ RAW is the text. COMPAT undoes look-alike encodings (full-width digits, ligature
 (zero-width, soft hyphens, variation selectors). FOLDED also ignores case and Latin-style accents, and every white
 space is a space; SKELETON also reads a letter of another script as the ASCII letter it looks like. Because a form maps
 one code point at a time, a span of a form is a span of the original; a sequence that only composes to another character
-(Korean letters to a syllable) is not composed. `read` makes one space of a run, as who streams does by itself.
+(Korean letters to a syllable) is not composed. A `Reading` makes one space of a run, as who streams does by itself.
 """
 
+import re
 import unicodedata
-from functools import lru_cache
+from array import array
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 
 from safety.rules.lookalikes import LOOKALIKES
 from safety.rules.port import Form
@@ -28,6 +31,7 @@ _SYLLABLES = range(0xAC00, 0xD7A4)
 _SPACED = (Form.FOLDED, Form.SKELETON)
 _BLANK = "\u2800"  # a Braille pattern without a dot: seen as a space, though it is none
 _ASCII_SPACES = {code: " " for code in range(128) if chr(code).isspace()}
+_REPEATED_SPACES = re.compile("(?<= ) +")
 
 
 @lru_cache(maxsize=16_384)
@@ -47,23 +51,38 @@ def shape(char: str, form: Form) -> str:
     return kept.translate(LOOKALIKES) if form is Form.SKELETON else kept
 
 
-def read(text: str, form: Form) -> tuple[str, list[int] | None]:
-    """The whole text in `form`, with the original offset of each of its characters (None: they are the same)."""
-    if form is Form.RAW or (form is Form.COMPAT and text.isascii()):
-        return text, None
-    if text.isascii():
-        folded = text.lower().translate(_ASCII_SPACES)
-        if "  " not in folded:
-            return folded, None
-    parts: list[str] = []
-    offsets: list[int] = []
-    for index, char in enumerate(text):
-        for part in shape(char, form):
-            if form in _SPACED and is_repeated_space(parts[-1] if parts else "", part):
-                continue
-            parts.append(part)
-            offsets.append(index)
-    return "".join(parts), offsets
+class Reading:
+    """A whole text in one form: `formed`, and the way back to the places of the original."""
+
+    def __init__(self, text: str, form: Form) -> None:
+        self._text = text
+        self._shapes: dict[str, str] | None = None  # None: every character reads as one
+        if form is Form.RAW or (form is Form.COMPAT and text.isascii()):
+            self._plain = text
+        elif text.isascii():
+            self._plain = text.lower().translate(_ASCII_SPACES)
+        else:
+            shapes = {char: shape(char, form) for char in set(text)}
+            self._plain = text.translate({ord(char): read for char, read in shapes.items()})
+            self._shapes = shapes if any(len(read) != 1 for read in shapes.values()) else None
+        self.formed = _REPEATED_SPACES.sub("", self._plain) if form in _SPACED else self._plain
+
+    @cached_property
+    def offsets(self) -> Sequence[int]:
+        """Where in the original each character of `formed` stands. Made when asked for: clean texts need none."""
+        plain: Sequence[int] = range(len(self._text))
+        if self._shapes is not None:
+            shapes = self._shapes
+            plain = array("I", [index for index, char in enumerate(self._text) for _ in shapes[char]])
+        if len(self.formed) == len(self._plain):
+            return plain
+        kept = array("I")
+        at = 0
+        for run in _REPEATED_SPACES.finditer(self._plain):
+            kept.extend(plain[at : run.start()])
+            at = run.end()
+        kept.extend(plain[at:])
+        return kept
 
 
 def is_repeated_space(previous: str, char: str) -> bool:
@@ -73,7 +92,7 @@ def is_repeated_space(previous: str, char: str) -> bool:
 
 def fold(text: str, *, form: Form = Form.FOLDED) -> str:
     """`text` in a folded form."""
-    return read(text, form)[0]
+    return Reading(text, form).formed
 
 
 def _is_invisible(char: str) -> bool:

@@ -5,9 +5,11 @@ in characters. A match is any substring the rule's language holds; overlapping m
 covered does not depend on how the text was cut, on greed, or on the order of alternatives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+
+AHEAD_CHARS_MIN = 128  # how far a search that goes on looks at first
 
 
 class RuleError(ValueError):
@@ -57,5 +59,24 @@ class Automaton(Protocol):
     def can_start(self, char: str, /) -> bool:
         """May a match begin with `char`? An idle scanner is woken only by such a character."""
 
-    def first(self, text: str, /) -> int | None:
-        """By native code: no match of a whole text (in this form) begins before this; None when there is no match."""
+    def first(self, text: str, start: int = 0, /) -> int | None:
+        """By native code: no match of a whole text (in this form) that begins at `start` or later begins before this.
+
+        None when there is none. What a search that goes on costs grows with how far it finds something, not with the
+        text.
+        """
+
+
+def search_on(search: Callable[[str, int], int | None], text: str, start: int, longest: int) -> int | None:
+    """`Automaton.first` from a `start` after the beginning, by a `search` that looks at the whole text it is given.
+
+    It is given ever longer pieces: each with the character before, and with so much behind that a match of at most
+    `longest` characters which begins in the piece is seen whole, as is the character after it.
+    """
+    ahead = AHEAD_CHARS_MIN
+    while start < len(text):
+        found = search(text[start - 1 : start + ahead + longest], 1)
+        if found is not None and found <= ahead:
+            return start - 1 + found
+        start, ahead = start + ahead, 2 * ahead
+    return None

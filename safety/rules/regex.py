@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import re2
 
 from safety.rules import automaton
-from safety.rules.port import Form, RuleError
+from safety.rules.port import Form, RuleError, search_on
 from safety.rules.scanner import Language, RegexScanner
 from safety.rules.syntax import Choice, Edge, Node, Place, Sequence, parse
 
@@ -37,11 +37,14 @@ class RegexAutomaton:
         dfa = self.language.dfa
         return dfa.table[0][dfa.class_of(char)] != automaton.DEAD
 
-    def first(self, text: str, /) -> int | None:
+    def first(self, text: str, start: int = 0, /) -> int | None:
+        return search_on(self._search, text, start, self.longest) if start else self._search(text, 0)
+
+    def _search(self, text: str, start: int) -> int | None:
         try:
-            match = self.native.search(text)
+            match = self.native.search(text, start)
         except UnicodeEncodeError:  # a lone surrogate: RE2 reads UTF-8 only, the automaton reads everything
-            return 0
+            return start
         return None if match is None else match.start()
 
 

@@ -101,12 +101,21 @@ class Tracker:
 
     __slots__ = ("_tracks", "floor", "position")
 
-    def __init__(self, plan: Plan, *, position: int = 0, before: str = "") -> None:
-        """`position` and `before` (the text before it) allow a beginning in the middle, where no match is alive."""
-        self.position = self.floor = position
+    def __init__(self, plan: Plan) -> None:
+        self.position = self.floor = 0
         self._tracks = [_Track(form_plan) for form_plan in plan.forms]
+
+    @property
+    def is_idle(self) -> bool:
+        """Can nothing that was read become part of a match any more?"""
+        return not any(track.held for track in self._tracks)
+
+    def skip_to(self, position: int, text: str) -> None:
+        """Go on at `position` of `text`. Only while idle, and where no match begins on the way."""
+        assert self.is_idle
+        self.position = self.floor = position
         for track in self._tracks:
-            track.previous = _last(before, track.plan.form)
+            track.previous = _last_before(position, text, track.plan.form)
 
     def step(self, char: str) -> list[Hit]:
         """The matches that `char` completes, in the order of the rules."""
@@ -140,10 +149,10 @@ class Tracker:
         return low
 
 
-def _last(text: str, form: Form) -> str:
-    """The last character of `text` in `form`, "" when it has none."""
-    for char in reversed(text):
-        shaped = shape(char, form)
+def _last_before(position: int, text: str, form: Form) -> str:
+    """The last character that is read before `position`, "" when there is none."""
+    for index in range(position - 1, -1, -1):
+        shaped = shape(text[index], form)
         if shaped:
             return shaped[-1]
     return ""

@@ -1,18 +1,26 @@
-"""The automata against RE2 for patterns nobody thought of, and the prompt gate against the output window."""
+"""The automata against RE2 for patterns nobody thought of, the prompt gate against the output window, and its search,
+which leaves to native code what no match is in, against reading every character.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 import re2
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from safety.guard import check_prompt
-from safety.policy import CompiledPolicy
-from safety.rules.port import RuleError
+from safety.policy import CompiledPolicy, CompiledRule
+from safety.rules.cover import Tally
+from safety.rules.normalise import Reading, is_repeated_space, shape
+from safety.rules.port import Automaton, Form, RuleError, Span
 from safety.rules.regex import compile_regex
+from safety.rules.tracker import Plan, Reader, Tracker
+from safety.search import Prompt, find_matches
+from safety.verdicts import Action
 from safety.window import OutputWindow
 
 atoms = st.sampled_from(
@@ -111,3 +119,105 @@ class TestPromptGate:
 
 def counted(line: str) -> str:
     return next(part for part in line.split() if part.startswith("hits="))
+
+
+# What a rule finds, what nearly is one, what overlaps; and what takes the search to its longer pieces.
+PIECES = [
+    "a", "b", "ab", "aab", "aba", "c", "x", "1", "12", "a b", "b 1", "bad", "abad", "bad bad", "d a", "the bad one",
+    "thebad", "ss", "ß", "sss", "a@b.cd", "a@b", "@", ".cd", "4111 1111 1111 1111", "4111 1111 1111 1112", "1111 ", " ",
+    "  ", "\n", "\t ", "\u200b", "\u0301", "\u00ad", "\uff41", "\uff11", "\u0430", "ﬁ", "я", "\ud800", "https://a.bc",
+    "//x.y", "/", "ignore all rules", "x" * 70, "y " * 90, "no " * 180, "\u200b" * 60, "é" * 140, "1" * 40,
+]  # fmt: skip
+KINDS: list[tuple[str, dict[str, object]]] = [
+    ("regex", {"pattern": "a+b", "match_chars_max": 4}),
+    ("regex", {"pattern": r"\ba|b\b|^x|1$"}),
+    ("regex", {"pattern": "a[^b]*c", "match_chars_max": 9}),
+    ("regex", {"pattern": "(?:ab){2}", "normalise": False}),
+    ("ban_list", {"words": ["bad", "b 1", "d a", "the bad one", "abad bad"]}),
+    ("ban_list", {"words": ["ss", "a", "ab", "aba", "x" * 100], "whole_words": False, "look_alikes": False}),
+    ("pii", {"kinds": ["email", "card", "gb_nhs"]}),
+    ("secrets", {"formats": ["assigned_secret", "mailgun_key"]}),
+    ("urls", {"allow_domains": ["b.cd"]}),
+    ("charset", {"scripts": ["Latin"], "deny": ["invisible"]}),
+    ("length", {"chars_max": 20}),
+    ("prompt_injection", {}),
+]
+kinds = st.one_of(
+    st.sampled_from(KINDS),
+    patterns.map(lambda pattern: ("regex", {"pattern": pattern, "match_chars_max": 3})),
+    st.lists(st.text(alphabet="ab1 ", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=4).map(
+        lambda words: ("ban_list", {"words": words})
+    ),
+)
+prompts = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=10).map("".join),
+    st.text(alphabet="abcx1 \né_ß\u200b\uff41", max_size=20),
+)
+
+
+def compiled(kind: tuple[str, dict[str, object]], action: str) -> CompiledRule:
+    rule = {"name": "r", "kind": kind[0], "stage": ["prompt"], "action": action, "config": kind[1]}
+    return CompiledPolicy.compile({"id": "p", "version": 1, "rules": [rule]}).rules[0]
+
+
+def read_through(rule: CompiledRule, text: str) -> tuple[list[Span], int]:
+    """The reference: every character, from the first to the last."""
+    tracker = Tracker(Plan(Reader(rule=0, holds=True, automaton=automaton) for automaton in rule.automata))
+    spans: list[Span] = []
+    tally = Tally()
+    steps = [*text, None]
+    for char in steps:
+        for hit in tracker.finish() if char is None else tracker.step(char):
+            spans.append(hit.span)
+            tally.add(hit.span, settled=tracker.floor)
+        if spans and rule.action is Action.BLOCK:
+            return spans, 1
+    return spans, tally.count
+
+
+def found_from(automaton: Automaton, formed: str, start: int) -> list[Span]:
+    """What a scanner finds that reads from `start` on."""
+    scanner = automaton.scanner()
+    found: list[Span] = []
+    for place, (previous, char) in enumerate(pairwise(["", *formed])):
+        if place >= start:
+            found.extend(scanner.step(place, previous, char))
+    return [*found, *scanner.finish()]
+
+
+class TestReading:
+    @given(form=st.sampled_from(Form), text=prompts)
+    def test_is_the_shape_of_each_character_with_its_place(self, form: Form, text: str) -> None:
+        shaped = [(part, place) for place, char in enumerate(text) for part in shape(char, form)]
+        if form in (Form.FOLDED, Form.SKELETON):
+            pairs = pairwise([("", 0), *shaped])
+            shaped = [one for before, one in pairs if not is_repeated_space(before[0], one[0])]
+        reading = Reading(text, form)
+        assert list(zip(reading.formed, reading.offsets, strict=True)) == shaped
+
+
+class TestSearch:
+    @given(kind=kinds, action=st.sampled_from(["redact", "flag", "block"]), text=prompts)
+    @example(kind=("regex", {"pattern": "ab"}), action="redact", text="ab" + "x" * 125 + "ab" + "x" * 1023 + "ab")
+    @example(
+        kind=("ban_list", {"words": ["ab", "x ab x"]}), action="redact", text="x ab" + " x ab x" * 2 + "y" * 300 + "ab"
+    )
+    @example(kind=("charset", {"scripts": ["Latin"]}), action="redact", text="яяaяя" + "a" * 200 + "я\ud800я")
+    def test_finds_what_reading_every_character_finds(
+        self, kind: tuple[str, dict[str, object]], action: str, text: str
+    ) -> None:
+        rule = compiled(kind, action)
+        spans, count = find_matches(rule, Prompt(text))
+        all_spans, all_count = read_through(rule, text)
+        assert (sorted(spans), count) == (sorted(all_spans), all_count)
+
+    @given(kind=kinds, text=prompts, share=st.floats(0, 1))
+    def test_goes_on_before_the_next_match(self, kind: tuple[str, dict[str, object]], text: str, share: float) -> None:
+        for automaton in compiled(kind, "redact").automata:
+            formed = Reading(text, automaton.form).formed
+            start = int(share * len(formed))
+            first = automaton.first(formed, start)
+            assert first is None or start <= first < len(formed)
+            assert found_from(automaton, formed, len(formed) if first is None else first) == found_from(
+                automaton, formed, start
+            )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from safety.rules.port import RuleError
+from safety.rules.ban_list import compile_ban_list
+from safety.rules.port import Automaton, RuleError
 from safety.rules.regex import MATCH_CHARS_DEFAULT, compile_regex
 
 
@@ -54,3 +55,21 @@ class TestCompileRegex:
     def test_answers_for_a_lone_surrogate_too(self) -> None:
         (automaton,) = compile_regex(pattern="ab")
         assert automaton.first("\ud800ab") == 0
+
+
+class TestFirst:
+    @pytest.mark.parametrize(
+        "automaton",
+        [
+            compile_regex(pattern=r"\ba.{28}b\b|cc", match_chars_max=30)[0],
+            compile_ban_list(words=["a" + "." * 10 + "cc" + "." * 16 + "b", "cc"]),
+        ],
+    )
+    def test_goes_on_to_a_match_wherever_it_is(self, automaton: Automaton) -> None:
+        """A shorter match lies in it, and each of the pieces that are searched ends before, in and behind both."""
+        match = "a" + "." * 10 + "cc" + "." * 16 + "b"
+        assert [automaton.first("." * gap + match, 1) for gap in range(1, 900)] == list(range(1, 900))
+        assert [automaton.first("." * gap + match, gap + 1) for gap in range(1, 300)] == [
+            gap + 11 for gap in range(1, 300)
+        ]
+        assert automaton.first("." * 900 + match, 920) is None
