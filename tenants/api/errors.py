@@ -69,6 +69,7 @@ CONSTRAINTS = {
     "tenant_currency": Broken(400, "currency", "Three capital letters, like USD."),
     "plan_weight_positive": Broken(400, "weight_milli", "At least 1."),
     "plan_max_tokens_positive": Broken(400, "max_tokens_default", "At least 1."),
+    "plan_service_class": Broken(400, "service_class", "One of: interactive, batch."),
     "limit_cap_range": Broken(400, "cap", "The cap is out of its range."),
 }
 # No request breaks these; if one does it is a fault of ours, told as a conflict without a name.
