@@ -16,20 +16,11 @@ import ahocorasick
 from contracts.text import shown
 from safety.rules.normalise import fold, is_repeated_space
 from safety.rules.port import Form, RuleError, Span, search_on
+from safety.rules.words import is_word
 
 WORDS_MAX = 10_000
 WORD_CHARS_MAX = 200
 LIST_CHARS_MAX = 200_000
-# Scripts written without spaces between words, or that glue endings on: every place there is a boundary.
-_UNSPACED = (
-    range(0x0E00, 0x0F00),
-    range(0x1000, 0x1200),
-    range(0x1780, 0x1800),
-    range(0x2E80, 0xA4D0),
-    range(0xAC00, 0xD7FC),
-    range(0xF900, 0xFB00),
-    range(0x20000, 0x323B0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +39,8 @@ class BanList:
     def scanner(self) -> "BanScanner":
         return BanScanner(self)
 
-    def can_start(self, char: str, /) -> bool:
-        return char in self.children[0]
+    def can_start(self, previous: str, char: str, /) -> bool:
+        return char in self.children[0] and not (self.whole_words and is_word(previous) and is_word(char))
 
     def first(self, text: str, start: int = 0, /) -> int | None:
         return search_on(self._search, text, start, self.longest) if start else self._search(text, 0)
@@ -147,7 +138,7 @@ class BanScanner:
             return ()
         found: list[Span] = []
         if self._pending:
-            found = [] if _is_word(char) and _is_word(previous) else self._pending
+            found = [] if is_word(char) and is_word(previous) else self._pending
             self._pending = []
         if not self._chars:
             self._chars.append(previous)
@@ -160,7 +151,7 @@ class BanScanner:
             for length in self._list.ends[self._node]
             if self._starts_word(length)
         ]
-        if self._list.whole_words and _is_word(char):
+        if self._list.whole_words and is_word(char):
             self._pending = completed  # the next character tells whether the word ends here
         else:
             found.extend(completed)
@@ -184,7 +175,7 @@ class BanScanner:
         """Do the last `length` characters begin where a word may begin?"""
         if not self._list.whole_words:
             return True
-        return not (_is_word(self._chars[-length - 1]) and _is_word(self._chars[-length]))
+        return not (is_word(self._chars[-length - 1]) and is_word(self._chars[-length]))
 
     def _let_go(self) -> None:
         """Go down to the longest suffix that can still become a word where it stands; forget what is before it."""
@@ -197,10 +188,3 @@ class BanScanner:
         elif len(self._chars) > 4 * self._list.longest:
             del self._chars[: -depth - 1]
             del self._positions[: -depth - 1]
-
-
-def _is_word(char: str) -> bool:
-    if not char or not (char.isalnum() or char == "_"):
-        return False
-    code = ord(char)
-    return code < 0x0E00 or not any(code in script for script in _UNSPACED)

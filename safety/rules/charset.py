@@ -40,7 +40,10 @@ class Charset:
     def scanner(self) -> "CharsetScanner":
         return CharsetScanner(self)
 
-    def can_start(self, char: str, /) -> bool:
+    def can_start(self, previous: str, char: str, /) -> bool:
+        return self.refuses(char)
+
+    def refuses(self, char: str) -> bool:
         known = self.known.get(char)
         if known is None:
             if len(self.known) >= CACHED_CHARS_MAX:
@@ -69,7 +72,7 @@ class CharsetScanner:
         self._begin = self._next = -1
 
     def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
-        if not self._charset.can_start(char):
+        if not self._charset.refuses(char):
             return ()
         if position != self._next:
             self._begin = position

@@ -19,7 +19,7 @@ class Length:
     def scanner(self) -> "LengthScanner":
         return LengthScanner(self.chars_max)
 
-    def can_start(self, char: str, /) -> bool:
+    def can_start(self, previous: str, char: str, /) -> bool:
         return True
 
     def first(self, text: str, start: int = 0, /) -> int | None:

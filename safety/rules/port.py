@@ -56,8 +56,11 @@ class Automaton(Protocol):
 
     def scanner(self) -> Scanner: ...
 
-    def can_start(self, char: str, /) -> bool:
-        """May a match begin with `char`? An idle scanner is woken only by such a character."""
+    def can_start(self, previous: str, char: str, /) -> bool:
+        """May a match begin with `char` after `previous`? An idle scanner is woken only by such a character.
+
+        The answer is the same for every `previous` that is to rules what one of `words.NEIGHBOURS` is.
+        """
 
     def first(self, text: str, start: int = 0, /) -> int | None:
         """By native code: no match of a whole text (in this form) that begins at `start` or later begins before this.

@@ -33,9 +33,9 @@ class RegexAutomaton:
     def scanner(self) -> RegexScanner:
         return RegexScanner(self.language)
 
-    def can_start(self, char: str, /) -> bool:
+    def can_start(self, previous: str, char: str, /) -> bool:
         dfa = self.language.dfa
-        return dfa.table[0][dfa.class_of(char)] != automaton.DEAD
+        return dfa.table[0][dfa.class_of(char)] != automaton.DEAD and self.language.can_start(previous, char)
 
     def first(self, text: str, start: int = 0, /) -> int | None:
         return search_on(self._search, text, start, self.longest) if start else self._search(text, 0)

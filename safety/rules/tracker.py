@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from safety.rules.normalise import shape
 from safety.rules.port import Automaton, Form, Scanner, Span
+from safety.rules.words import NEIGHBOURS, neighbour
 
 CACHED_CHARS_MAX = 8_192
 
@@ -35,15 +36,18 @@ class _FormPlan:
     def __init__(self, form: Form, readers: Sequence[Reader]) -> None:
         self.form = form
         self.readers = tuple(readers)
-        self._wakes: dict[str, tuple[int, ...]] = {}
+        self._known: tuple[dict[str, tuple[tuple[int, ...], int]], ...] = tuple({} for _ in NEIGHBOURS)
 
-    def wakes(self, char: str) -> tuple[int, ...]:
-        found = self._wakes.get(char)
+    def wakes(self, before: int, char: str) -> tuple[tuple[int, ...], int]:
+        """Whom `char` wakes after a character that is `before` of NEIGHBOURS, and which of those it is itself."""
+        known = self._known[before]
+        found = known.get(char)
         if found is None:
-            found = tuple(i for i, reader in enumerate(self.readers) if reader.automaton.can_start(char))
-            if len(self._wakes) >= CACHED_CHARS_MAX:
-                self._wakes.clear()
-            self._wakes[char] = found
+            previous = NEIGHBOURS[before]
+            woken = (i for i, reader in enumerate(self.readers) if reader.automaton.can_start(previous, char))
+            if len(known) >= CACHED_CHARS_MAX:
+                known.clear()
+            found = known[char] = tuple(woken), neighbour(char)
         return found
 
 
@@ -60,16 +64,17 @@ class Plan:
 class _Track:
     """The scanners of one form on one text. `held` maps an awake scanner to the offset it holds from."""
 
-    __slots__ = ("held", "plan", "previous", "scanners")
+    __slots__ = ("held", "neighbour", "plan", "previous", "scanners")
 
     def __init__(self, plan: _FormPlan) -> None:
         self.plan = plan
         self.previous = ""
+        self.neighbour = neighbour("")
         self.held: dict[int, int] = {}
         self.scanners: dict[int, Scanner] = {}
 
     def step(self, position: int, char: str, hits: list[Hit]) -> None:
-        woken = self.plan.wakes(char)
+        woken, self.neighbour = self.plan.wakes(self.neighbour, char)
         if woken or self.held:
             for index in {*self.held, *woken} if woken else list(self.held):
                 scanner = self.scanners.get(index)
@@ -116,6 +121,7 @@ class Tracker:
         self.position = self.floor = position
         for track in self._tracks:
             track.previous = _last_before(position, text, track.plan.form)
+            track.neighbour = neighbour(track.previous)
 
     def step(self, char: str) -> list[Hit]:
         """The matches that `char` completes, in the order of the rules."""

@@ -19,6 +19,7 @@ from safety.rules.normalise import Reading, is_repeated_space, shape
 from safety.rules.port import Automaton, Form, RuleError, Span
 from safety.rules.regex import compile_regex
 from safety.rules.tracker import Plan, Reader, Tracker
+from safety.rules.words import NEIGHBOURS, neighbour
 from safety.search import Prompt, find_matches
 from safety.verdicts import Action
 from safety.window import OutputWindow
@@ -221,3 +222,27 @@ class TestSearch:
             assert found_from(automaton, formed, len(formed) if first is None else first) == found_from(
                 automaton, formed, start
             )
+
+
+class TestTracker:
+    @given(kind=kinds, text=prompts)
+    def test_wakes_every_scanner_that_would_find_something(
+        self, kind: tuple[str, dict[str, object]], text: str
+    ) -> None:
+        rule = compiled(kind, "redact")
+        found: list[Span] = []
+        for automaton in rule.automata:
+            scanner, previous = automaton.scanner(), ""
+            for position, char in enumerate(text):
+                for part in shape(char, automaton.form):
+                    found.extend(scanner.step(position, previous, part))
+                    previous = part
+            found.extend(scanner.finish())
+        assert sorted(found) == sorted(read_through(rule, text)[0])
+
+    @given(kind=kinds, previous=st.characters(), char=st.sampled_from("ab1 x/4é\u0430"))
+    def test_tells_apart_all_characters_that_rules_do(
+        self, kind: tuple[str, dict[str, object]], previous: str, char: str
+    ) -> None:
+        for automaton in compiled(kind, "redact").automata:
+            assert automaton.can_start(previous, char) == automaton.can_start(NEIGHBOURS[neighbour(previous)], char)
