@@ -28,6 +28,7 @@ from safety.rules.charset import compile_charset
 from safety.rules.injection import compile_injection, compile_leak
 from safety.rules.json_schema import compile_schema
 from safety.rules.length import Length
+from safety.rules.normalise import SPACED
 from safety.rules.pii import compile_pii
 from safety.rules.port import Automaton, Form, RuleError
 from safety.rules.regex import compile_regex
@@ -68,7 +69,7 @@ class CompiledRule:
     @property
     def reads_phrases(self) -> bool:
         """A ban list: what it looks for may be cut over the texts of a prompt."""
-        return any(automaton.form in (Form.FOLDED, Form.SKELETON) for automaton in self.automata)
+        return any(automaton.form in SPACED for automaton in self.automata)
 
     @property
     def longest(self) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 import ahocorasick
 
 from contracts.text import shown
-from safety.rules.normalise import fold, is_repeated_space
+from safety.rules.normalise import fold
 from safety.rules.port import Form, RuleError, Span, search_on
 from safety.rules.words import is_word
 
@@ -134,8 +134,6 @@ class BanScanner:
         self._positions: list[int] = []
 
     def step(self, position: int, previous: str, char: str, /) -> Sequence[Span]:
-        if is_repeated_space(previous, char):
-            return ()
         found: list[Span] = []
         if self._pending:
             found = [] if is_word(char) and is_word(previous) else self._pending

@@ -11,12 +11,12 @@ from contracts.text import shown
 from safety.rules.port import Form, RuleError
 from safety.rules.regex import RegexAutomaton, compile_regex
 
-_S = " {1,8}"
+_S = " "  # as a run of white space is read
 
 
 def _one(words: str) -> str:
-    """One of `words`, which `|` divides; a space in them is any run of white space."""
-    return f"(?:{words.replace(' ', _S)})"
+    """One of `words`, which `|` divides."""
+    return f"(?:{words})"
 
 
 def _some(low: int, high: int, words: str) -> str:

@@ -4,7 +4,8 @@ RAW is the text. COMPAT undoes look-alike encodings (full-width digits, ligature
 (zero-width, soft hyphens, variation selectors). FOLDED also ignores case and Latin-style accents, and every white
 space is a space; SKELETON also reads a letter of another script as the ASCII letter it looks like. Because a form maps
 one code point at a time, a span of a form is a span of the original; a sequence that only composes to another character
-(Korean letters to a syllable) is not composed. A `Reading` makes one space of a run, as who streams does by itself.
+(Korean letters to a syllable) is not composed. In the SPACED forms of a run of spaces only the first is read: a
+`Reading` holds no other, a `Tracker` hands no other on.
 """
 
 import re
@@ -28,7 +29,7 @@ _ACCENTS = (
     range(0xFE20, 0xFE30),
 )
 _SYLLABLES = range(0xAC00, 0xD7A4)
-_SPACED = (Form.FOLDED, Form.SKELETON)
+SPACED = (Form.FOLDED, Form.SKELETON)
 _BLANK = "\u2800"  # a Braille pattern without a dot: seen as a space, though it is none
 _ASCII_SPACES = {code: " " for code in range(128) if chr(code).isspace()}
 _REPEATED_SPACES = re.compile("(?<= ) +")
@@ -65,7 +66,7 @@ class Reading:
             shapes = {char: shape(char, form) for char in set(text)}
             self._plain = text.translate({ord(char): read for char, read in shapes.items()})
             self._shapes = shapes if any(len(read) != 1 for read in shapes.values()) else None
-        self.formed = _REPEATED_SPACES.sub("", self._plain) if form in _SPACED else self._plain
+        self.formed = _REPEATED_SPACES.sub("", self._plain) if form in SPACED else self._plain
 
     @cached_property
     def offsets(self) -> Sequence[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from safety.rules.normalise import shape
+from safety.rules.normalise import SPACED, is_repeated_space, shape
 from safety.rules.port import Automaton, Form, Scanner, Span
 from safety.rules.words import NEIGHBOURS, neighbour
 
@@ -74,6 +74,8 @@ class _Track:
         self.scanners: dict[int, Scanner] = {}
 
     def step(self, position: int, char: str, hits: list[Hit]) -> None:
+        if char == " " and self.plan.form in SPACED and is_repeated_space(self.previous, char):
+            return
         woken, self.neighbour = self.plan.wakes(self.neighbour, char)
         if woken or self.held:
             for index in {*self.held, *woken} if woken else list(self.held):
