@@ -9,6 +9,8 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
 
 from safety.engines.pool import Validation, ValidatorPool
 from safety.policy import CompiledPolicy, CompiledRule
@@ -117,13 +119,14 @@ def _run_pure(
     return results, redacted
 
 
+def _begins(texts: Sequence[str]) -> list[int]:
+    """Where each text stands in the joined texts."""
+    return list(accumulate((len(text) + len(SEAM) for text in texts[:-1]), initial=0))
+
+
 def _across_seams(texts: Sequence[str], spans: Sequence[Span]) -> list[Span]:
     """Matches in the joined texts that no text holds alone; overlapping ones are one."""
-    seams = []
-    at = 0
-    for text in texts[:-1]:
-        at += len(text) + len(SEAM)
-        seams.append(at)
+    seams = _begins(texts)[1:]
     across: list[Span] = []
     for span in sorted(spans):
         if bisect_right(seams, span.start) == bisect_left(seams, span.end):
@@ -137,13 +140,12 @@ def _across_seams(texts: Sequence[str], spans: Sequence[Span]) -> list[Span]:
 
 def _by_text(texts: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
     """The part of each span of the joined texts that lies in each text."""
-    base = 0
-    for index, text in enumerate(texts):
-        for span in spans:
-            start, end = max(span.start - base, 0), min(span.end - base, len(text))
+    begins = _begins(texts)
+    for span in spans:
+        for index in range(bisect_right(begins, span.start) - 1, bisect_left(begins, span.end)):
+            start, end = max(span.start - begins[index], 0), min(span.end - begins[index], len(texts[index]))
             if start < end:
                 yield index, Span(start, end)
-        base += len(text) + len(SEAM)
 
 
 def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:
@@ -162,7 +164,7 @@ def _pure_verdict(rule: CompiledRule, *, hits: int, spent_us: int) -> Verdict:
 def _cover(policy: CompiledPolicy, text: str, spans: Sequence[tuple[int, Span]]) -> str:
     cover = Cover()
     cover.append(text)
-    for number, span in spans:
+    for number, span in sorted(spans, key=itemgetter(1)):
         cover.add(span, rule=number)
     return cover.release(len(text), replacements=policy.replacements)
 

@@ -25,12 +25,14 @@ LIST_CHARS_MAX = 200_000
 
 @dataclass(frozen=True, slots=True)
 class BanList:
-    """The automaton of a word list. Node 0 is the root; `ends[node]` are the lengths of the words that end there."""
+    """The automaton of a word list. Node 0 is the root; `ends[node]` is the nearest node at which a word ends, of the
+    node itself and those it fails to, or 0.
+    """
 
     children: tuple[dict[str, int], ...]
     fail: tuple[int, ...]
     depth: tuple[int, ...]
-    ends: tuple[tuple[int, ...], ...]
+    ends: tuple[int, ...]
     longest: int
     whole_words: bool
     native: Any
@@ -78,20 +80,21 @@ def compile_ban_list(*, words: Iterable[str], whole_words: bool = True, look_ali
         raise RuleError(f"a ban list has 1 to {WORDS_MAX} words")
     if max(map(len, unique)) > WORD_CHARS_MAX or sum(map(len, unique)) > LIST_CHARS_MAX:
         raise RuleError(f"a word has at most {WORD_CHARS_MAX} characters, a list {LIST_CHARS_MAX} in all")
-    children, depth, words_at = _trie(unique)
-    fail, ends = _links(children, words_at)
+    children, depth, last_nodes = _trie(unique)
+    fail, ends = _links(children, last_nodes)
     native = ahocorasick.Automaton(ahocorasick.STORE_INTS)
     for word in unique:
         native.add_word(word, len(word))
     native.make_automaton()
     longest = max(map(len, unique))
-    return BanList(tuple(children), tuple(fail), tuple(depth), ends, longest, whole_words, native, form)
+    return BanList(tuple(children), tuple(fail), tuple(depth), tuple(ends), longest, whole_words, native, form)
 
 
-def _trie(words: Sequence[str]) -> tuple[list[dict[str, int]], list[int], dict[int, int]]:
+def _trie(words: Sequence[str]) -> tuple[list[dict[str, int]], list[int], set[int]]:
+    """Children and depth of each node, and the nodes at which a word ends."""
     children: list[dict[str, int]] = [{}]
     depth = [0]
-    words_at: dict[int, int] = {}
+    last_nodes = set()
     for word in words:
         node = 0
         for char in word:
@@ -100,25 +103,24 @@ def _trie(words: Sequence[str]) -> tuple[list[dict[str, int]], list[int], dict[i
                 children.append({})
                 depth.append(depth[node] + 1)
             node = children[node][char]
-        words_at[node] = len(word)
-    return children, depth, words_at
+        last_nodes.add(node)
+    return children, depth, last_nodes
 
 
-def _links(children: list[dict[str, int]], words_at: dict[int, int]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+def _links(children: list[dict[str, int]], last_nodes: set[int]) -> tuple[list[int], list[int]]:
     fail = [0] * len(children)
-    ends: list[tuple[int, ...]] = [()] * len(children)
+    ends = [0] * len(children)
     queue = deque(children[0].values())
     while queue:
         node = queue.popleft()
-        own = (words_at[node],) if node in words_at else ()
-        ends[node] = own + ends[fail[node]]
+        ends[node] = node if node in last_nodes else ends[fail[node]]
         for char, child in children[node].items():
             queue.append(child)
             link = fail[node]
             while link and char not in children[link]:
                 link = fail[link]
             fail[child] = children[link].get(char, 0)
-    return fail, tuple(ends)
+    return fail, ends
 
 
 class BanScanner:
@@ -144,11 +146,8 @@ class BanScanner:
         self._chars.append(char)
         self._positions.append(position)
         self._node = self._list.follow(self._node, char)
-        completed = [
-            Span(self._positions[-length], position + 1)
-            for length in self._list.ends[self._node]
-            if self._starts_word(length)
-        ]
+        length = self._completed()
+        completed = [Span(self._positions[-length], position + 1)] if length else []
         if self._list.whole_words and is_word(char):
             self._pending = completed  # the next character tells whether the word ends here
         else:
@@ -168,6 +167,13 @@ class BanScanner:
             waiting = min(span.start for span in self._pending)
             return waiting if held is None else min(held, waiting)
         return held
+
+    def _completed(self) -> int:
+        """Length of the longest word that ends here, which covers the others; 0 when none does."""
+        node = self._list.ends[self._node]
+        while node and not self._starts_word(self._list.depth[node]):
+            node = self._list.ends[self._list.fail[node]]
+        return self._list.depth[node]
 
     def _starts_word(self, length: int) -> bool:
         """Do the last `length` characters begin where a word may begin?"""

@@ -1,5 +1,6 @@
 """Covered text: overlapping matches are one group, groups are replaced, and released text never goes past a doubt."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from safety.rules.port import Span
@@ -39,14 +40,14 @@ class Cover:
         if span.start < self._open_end:
             self._swallow(span.end)
             return
+        groups = self._groups  # in order, apart from each other: those that overlap the span stand side by side
+        first = bisect_right(groups, span.start, key=lambda one: one.end)
+        last = bisect_left(groups, span.end, lo=first, key=lambda one: one.start)
         group = Group(span.start, span.end, (span.start, rule))
-        apart = []
-        for other in self._groups:
-            if other.start < group.end and group.start < other.end:
-                group = Group(min(other.start, group.start), max(other.end, group.end), min(other.lead, group.lead))
-            else:
-                apart.append(other)
-        self._groups = sorted([*apart, group], key=lambda one: one.start)
+        if first < last:
+            left, right = groups[first], groups[last - 1]
+            group = Group(min(left.start, group.start), max(right.end, group.end), min(left.lead, group.lead))
+        groups[first:last] = [group]
 
     def _swallow(self, end: int) -> None:
         """Extend the replaced group; waiting groups it now reaches become part of it."""
@@ -58,11 +59,12 @@ class Cover:
     def release(self, floor: int, *, replacements: tuple[str, ...]) -> str:
         """The text up to `floor`, with groups that begin before it replaced; what is covered beyond it never leaves."""
         parts = []
-        while self._groups and self._groups[0].start < floor:
-            group = self._groups.pop(0)
+        done = bisect_left(self._groups, floor, key=lambda one: one.start)
+        for group in self._groups[:done]:
             parts.append(self._slice(self._cursor, group.start))
             parts.append(replacements[group.lead[1]])
             self._cursor = self._open_end = group.end
+        del self._groups[:done]
         if self._cursor < floor:
             parts.append(self._slice(self._cursor, floor))
             self._cursor = floor

@@ -12,6 +12,7 @@ from safety.rules.port import Span
 from safety.rules.syntax import Edge
 from safety.rules.words import is_ascii_word
 
+CHECKED_MAX = 8  # starts that one character ends; a text made to have more must not cost more, so they are matches
 NOTHING: tuple[Span, ...] = ()
 # What ends the host of a URL in a text, besides the slash, `?` or `#` of its path.
 HOST_STOPS = frozenset(
@@ -142,9 +143,9 @@ class RegexScanner:
             there.sort()
 
     def _completed(self, end: int) -> list[Span]:
-        """Matches that end here; starts that cannot grow any more are let go."""
+        """The longest match that ends here: it covers the others. Starts that cannot grow any more are let go."""
         dfa = self._language.dfa
-        spans = []
+        longest: int | None = None
         for state in list(self._live):
             ordinals = self._live[state]
             if dfa.accepting[state]:
@@ -152,22 +153,23 @@ class RegexScanner:
                 if start is None and self._language.final:
                     del self._live[state]
                     continue
-                if start is not None:
-                    spans.append(Span(self._positions[start - self._ordinal - 1], end))
+                if start is not None and (longest is None or start < longest):
+                    longest = start
             if self._language.capped and dfa.grows[state]:
                 ordinals = _from(ordinals, self._ordinal + 2 - self._language.longest)
                 self._live[state] = ordinals
             if not dfa.grows[state] or not ordinals:
                 del self._live[state]
-        return spans
+        return [] if longest is None else [Span(self._positions[longest - self._ordinal - 1], end)]
 
     def _accepted(self, ordinals: list[int]) -> int | None:
+        """The first of these starts whose match the check confirms. Of more than CHECKED_MAX none is checked."""
         check = self._language.check
-        if check is None:
-            return ordinals[0]
-        base = self._ordinal + 1 - len(self._chars)
-        text = "".join(self._chars)
-        return next((start for start in ordinals if check(text[start - base :])), None)
+        first = ordinals[0]
+        if check is None or len(ordinals) > CHECKED_MAX:
+            return first
+        text = "".join(self._chars[first - self._ordinal - 1 :])
+        return next((start for start in ordinals if check(text[start - first :])), None)
 
     def _trim(self) -> None:
         surplus = min(starts[0] for starts in self._live.values()) - self._base()

@@ -16,12 +16,15 @@ from safety.rules.regex import RegexAutomaton, compile_regex
 
 ENTROPY_BITS_MIN = 3.0  # a character; English runs at 2 to 2.6 in texts as short, random letters and digits above 3.3
 VALUE_CHARS_MIN = 16
+VALUE_CHARS_JUDGED = 128  # of a longer one; it is asked again for each character, so its cost has a bound
 # No issuer's shape: a name that says it is a secret, and a value that looks drawn by chance.
 ASSIGNED = (
     r"(?i)(?:(?:api|access|private)[_. -]?key|secret|token|passw(?:or)?d|passphrase|pwd|credential|authorization)s?"
     r"[\"']?(?: {0,3}(?::=|=>|[:=]) {0,3}| is )(?:bearer |basic )?[\"']?[A-Za-z0-9+/=_.~!@$%^&*-]{16,}"
 )
 _NAME = re.compile(r"(?i)^.*?(?::=|=>|[:=]| is ) {0,3}(?:bearer |basic )?[\"']?")
+_DIGIT = re.compile("[0-9]")
+_LETTER = re.compile("[A-Za-z]")
 _PLACEHOLDERS = (
     "your",
     "example",
@@ -37,10 +40,10 @@ _PLACEHOLDERS = (
 
 def is_random_value(text: str) -> bool:
     """Does an assignment's value look drawn by chance? Letters and digits, Shannon's entropy, no known placeholder."""
-    value = _NAME.sub("", text, count=1)
-    if len(value) < VALUE_CHARS_MIN or any(word in value.lower() for word in _PLACEHOLDERS):
+    value = _NAME.sub("", text, count=1)[:VALUE_CHARS_JUDGED]
+    if not (_DIGIT.search(value) and _LETTER.search(value)):
         return False
-    if not (any(char.isdigit() for char in value) and any(char.isalpha() for char in value)):
+    if len(value) < VALUE_CHARS_MIN or any(word in value.lower() for word in _PLACEHOLDERS):
         return False
     counts = Counter(value).values()
     entropy = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)

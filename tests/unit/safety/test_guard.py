@@ -70,6 +70,16 @@ class TestCheckPrompt:
         assert not check_prompt(rules, ["a", "b"], monotonic=Ticks()).blocked
         assert check_prompt(rules, ["a\nb"], monotonic=Ticks()).blocked
 
+    def test_covers_very_many_matches(self) -> None:
+        rules = policy(regex("ab", "redact", replacement="#"))
+        verdict = check_prompt(rules, ["ab " * 20_000], monotonic=Ticks())
+        assert verdict.redacted_texts == ("# " * 20_000,)
+
+    def test_covers_very_many_phrases_that_are_cut_over_texts(self) -> None:
+        rules = policy({"kind": "ban_list", "action": "redact", "config": {"words": ["a b"], "replacement": "#"}})
+        verdict = check_prompt(rules, ["a", "b"] * 5_000, monotonic=Ticks())
+        assert verdict.redacted_texts == ("#",) * 10_000
+
     def test_leaves_clean_texts_alone(self) -> None:
         verdict = check_prompt(DEMO, ["What is a weir?", ""], monotonic=Ticks())
         assert verdict.redacted_texts is None

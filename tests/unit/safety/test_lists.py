@@ -116,6 +116,13 @@ class TestBanList:
             held.append(scanner.held_from())
         assert held == [0, 0, 0, 3, 3, None]
 
+    def test_tells_of_words_that_end_together_the_longest(self) -> None:
+        banned = compile_ban_list(words=["a" * length for length in range(1, 201)], whole_words=False)
+        scanner = banned.scanner()
+        text = "a" * 500
+        steps = [scanner.step(place, text[place - 1 : place], "a") for place in range(500)]
+        assert steps == [[(max(0, place - 199), place + 1)] for place in range(500)]
+
     @pytest.mark.parametrize("words", [[], ["\u200b"], ["a" * 201], [f"w{n}" for n in range(10_001)]])
     def test_refuses_lists_out_of_bounds(self, words: list[str]) -> None:
         with pytest.raises(RuleError):

@@ -7,6 +7,7 @@ import pytest
 from safety.rules.ban_list import compile_ban_list
 from safety.rules.port import Automaton, RuleError
 from safety.rules.regex import MATCH_CHARS_DEFAULT, compile_regex
+from safety.rules.scanner import CHECKED_MAX
 
 
 class TestCompileRegex:
@@ -51,6 +52,32 @@ class TestCompileRegex:
         found = [scanner.step(i, "", char) for i, char in enumerate("abbcabbbbc")]
         assert [list(spans) for spans in found if spans] == [[(0, 4)]]
         assert scanner.held_from() is None
+
+    def test_tells_of_matches_that_end_together_the_longest(self) -> None:
+        """Whatever states their beginnings are in: here three, after one, two and three letters."""
+        (automaton,) = compile_regex(pattern="a{1,3}", match_chars_max=9)
+        scanner = automaton.scanner()
+        assert [scanner.step(place, "", "a") for place in range(5)] == [[(max(0, at - 2), at + 1)] for at in range(5)]
+
+    def test_asks_a_check_a_bounded_number_of_times_for_each_character(self) -> None:
+        asked: list[str] = []
+
+        def check(text: str) -> bool:
+            asked.append(text)
+            return False
+
+        (automaton,) = compile_regex(pattern=r"k(?:[^ ]{2,})", match_chars_max=1_000, check=check)
+        scanner = automaton.scanner()
+        for place in range(200):
+            before = len(asked)
+            scanner.step(place, "", "k")
+            assert len(asked) - before <= CHECKED_MAX
+
+    def test_takes_for_a_match_what_has_more_beginnings_than_are_checked(self) -> None:
+        (automaton,) = compile_regex(pattern=r"k[^ ]{2,}", match_chars_max=1_000, check=lambda _: False)
+        scanner = automaton.scanner()
+        steps = [scanner.step(place, "", "k") for place in range(CHECKED_MAX + 3)]
+        assert steps == [[]] * (CHECKED_MAX + 2) + [[(0, CHECKED_MAX + 3)]]
 
     def test_answers_for_a_lone_surrogate_too(self) -> None:
         (automaton,) = compile_regex(pattern="ab")
