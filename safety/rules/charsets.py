@@ -56,12 +56,12 @@ def fold_case(ranges: Ranges) -> Ranges:
 
 @cache
 def _orbits() -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """Code points that share their one-character case folding with others (K, k and the Kelvin sign), in order, and
-    with whom each does."""
+    """Code points that share their case folding with others (K, k and the Kelvin sign; small and capital sharp s), in
+    order, and with whom each does."""
     groups: dict[str, set[int]] = {}
     for char in map(chr, range(0x1E944)):
         folded = char.casefold()
-        if folded != char and len(folded) == 1:
-            groups.setdefault(folded, {ord(folded)}).add(ord(char))
+        if folded != char:
+            groups.setdefault(folded, {ord(folded)} if len(folded) == 1 else set()).add(ord(char))
     orbits = {code: tuple(sorted(group)) for group in groups.values() for code in group}
     return sorted(orbits), orbits

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import re2
 
 from safety.rules.ban_list import compile_ban_list
+from safety.rules.charsets import fold_case
 from safety.rules.port import Automaton, RuleError
 from safety.rules.regex import MATCH_CHARS_DEFAULT, compile_regex
 from safety.rules.scanner import CHECKED_MAX
@@ -82,6 +84,29 @@ class TestCompileRegex:
     def test_answers_for_a_lone_surrogate_too(self) -> None:
         (automaton,) = compile_regex(pattern="ab")
         assert automaton.first("\ud800ab") == 0
+
+
+class TestFoldCase:
+    def test_takes_for_one_letter_what_re2_does(self) -> None:
+        letters = [
+            char
+            for char in map(chr, range(0x110000))
+            if char.isprintable() and {char.lower(), char.upper(), char.title(), char.casefold()} != {char}
+        ]
+        text = "".join(letters)
+        wrong = [
+            char
+            for char in letters
+            if {match.group() for match in re2.finditer(f"(?i){re2.escape(char)}", text)}
+            != {chr(code) for low, high in fold_case(((ord(char), ord(char)),)) for code in range(low, high + 1)}
+        ]
+        assert wrong == []
+
+    @pytest.mark.parametrize("text", ["STRASSE", "STRA\u1e9eE", "stra\u00dfe"])
+    def test_finds_a_capital_sharp_s(self, text: str) -> None:
+        (automaton,) = compile_regex(pattern="(?i)stra(?:\u00df|ss)e")
+        scanner = automaton.scanner()
+        assert [span for place, char in enumerate(text) for span in scanner.step(place, "", char)] == [(0, len(text))]
 
 
 class TestFirst:
