@@ -54,14 +54,7 @@ class Repeat:
 
 Node = Chars | Place | Sequence | Choice | Repeat
 
-_CLASSES = {
-    "d": charsets.DIGIT,
-    "w": charsets.WORD,
-    "s": charsets.SPACE,
-    "D": charsets.complement(charsets.DIGIT),
-    "W": charsets.complement(charsets.WORD),
-    "S": charsets.complement(charsets.SPACE),
-}
+_CLASSES = {"d": charsets.DIGIT, "w": charsets.WORD, "s": charsets.SPACE}  # in capitals: all others
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _PLACES = {"b": Edge.BOUNDARY, "B": Edge.INSIDE, "A": Edge.BEGIN, "z": Edge.END}
 
@@ -112,6 +105,8 @@ class _Parser:
             if atom is not None:
                 atom = self._quantified(atom)
                 parts.extend(atom.parts if isinstance(atom, Sequence) else (atom,))
+            elif self._quantifier() is not None:
+                raise self._error("a quantifier of flags")
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def _atom(self) -> Node | None:
@@ -132,7 +127,15 @@ class _Parser:
         return self._chars(((ord(char), ord(char)),))
 
     def _chars(self, ranges: Ranges) -> Chars:
-        return Chars(charsets.fold_case(ranges) if self._fold else ranges)
+        return Chars(self._folded(ranges))
+
+    def _folded(self, ranges: Ranges) -> Ranges:
+        return charsets.fold_case(ranges) if self._fold else ranges
+
+    def _class(self, letter: str) -> Ranges:
+        """`\\w` and its like. Case is folded first: what `(?i)\\w` takes, the Kelvin sign too, `(?i)\\W` does not."""
+        ranges = self._folded(_CLASSES[letter.lower()])
+        return ranges if letter.islower() else charsets.complement(ranges)
 
     def _group(self) -> Node | None:
         outer = (self._fold, self._dot_all)
@@ -181,8 +184,8 @@ class _Parser:
 
     def _escape(self) -> Node:
         char = self._take()
-        if char in _CLASSES:
-            return self._chars(_CLASSES[char])
+        if char.lower() in _CLASSES:
+            return Chars(self._class(char))
         if char in _PLACES:
             return Place(_PLACES[char])
         code = self._escaped_code(char)
@@ -224,8 +227,6 @@ class _Parser:
             ranges.extend(self._bracket_item())
         self._at += 1
         merged = charsets.merge(ranges)
-        if self._fold:
-            merged = charsets.fold_case(merged)
         result = charsets.complement(merged) if negated else merged
         if not result:
             raise self._error("a class that no character is in")
@@ -235,16 +236,16 @@ class _Parser:
         char = self._take()
         if char == "[" and self._peek() == ":":
             raise self._error("`[[:name:]]` is not supported; write the ranges")
-        if char == "\\" and self._peek() in _CLASSES:
-            return _CLASSES[self._take()]
+        if char == "\\" and self._peek().lower() in _CLASSES:
+            return self._class(self._take())
         low = self._bracket_code(char)
         if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
             self._at += 1
             high = self._bracket_code(self._take())
             if high < low:
                 raise self._error("a range that runs backwards")
-            return ((low, high),)
-        return ((low, low),)
+            return self._folded(((low, high),))
+        return self._folded(((low, low),))
 
     def _bracket_code(self, char: str) -> int:
         return self._escaped_code(self._take()) if char == "\\" else ord(char)

@@ -33,6 +33,7 @@ class TestCompileRegex:
             ("a*", "matches the empty text"),
             ("", "1 to 2000 characters"),
             ("a" * 2001, "1 to 2000 characters"),
+            ("a(?i){2}", "a quantifier of flags"),  # RE2 repeats the `a`
             ("\ud800", "valid Unicode"),
         ],
     )
@@ -101,6 +102,15 @@ class TestFoldCase:
             != {chr(code) for low, high in fold_case(((ord(char), ord(char)),)) for code in range(low, high + 1)}
         ]
         assert wrong == []
+
+    @pytest.mark.parametrize(
+        "pattern", [r"(?i)\w", r"(?i)\W", r"(?i)[\W]", r"(?i)[^\W]", r"(?i)[^\w]", "(?i)[^k]", r"\W"]
+    )
+    def test_folds_a_class_as_re2_does(self, pattern: str) -> None:
+        text = "kKsS_ 1.\u212a\u017f\u00e9\u00c9"
+        (automaton,) = compile_regex(pattern=pattern)
+        found = [char for place, char in enumerate(text) if automaton.scanner().step(place, "", char)]
+        assert found == [match.group() for match in re2.finditer(pattern, text)]
 
     @pytest.mark.parametrize("text", ["STRASSE", "STRA\u1e9eE", "stra\u00dfe"])
     def test_finds_a_capital_sharp_s(self, text: str) -> None:
