@@ -20,9 +20,9 @@ CACHED_CHARS_MAX = 8_192
 _CLASSES = {
     "control": r"[\x{00}-\x{08}\x{0B}\x{0C}\x{0E}-\x{1F}\x{7F}-\x{9F}]",
     "bidirectional": r"[\x{061C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2066}-\x{2069}]",
-    "invisible": r"[\x{AD}\x{034F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{200B}\x{2060}-\x{2064}"
-    r"\x{206A}-\x{206F}\x{3164}\x{FEFF}\x{FFA0}\x{1D173}-\x{1D17A}]",
-    "tags": r"[\x{E0000}-\x{E007F}\x{E0100}-\x{E01EF}]",
+    "invisible": r"[\x{AD}\x{034F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{200B}\x{2060}-\x{2065}"
+    r"\x{206A}-\x{206F}\x{3164}\x{FEFF}\x{FFA0}\x{FFF0}-\x{FFF8}\x{1BCA0}-\x{1BCA3}\x{1D173}-\x{1D17A}]",
+    "tags": r"[\x{E0000}-\x{E0FFF}]",
     "private_use": r"[\x{E000}-\x{F8FF}\x{F0000}-\x{FFFFD}\x{100000}-\x{10FFFD}]",
 }
 DENIABLE = tuple(_CLASSES)

@@ -30,11 +30,16 @@ def compile_schema(schema: dict[str, Any]) -> Callable[[str], bool]:
 
     def matches(text: str) -> bool:
         try:
-            return validator.is_valid(json.loads(text))
+            return validator.is_valid(json.loads(text, parse_constant=_refuse))
         except (ValueError, RecursionError):
             return False
 
     return matches
+
+
+def _refuse(constant: str) -> None:
+    """NaN and Infinity, which Python reads and JSON does not know (RFC 8259, 6)."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _check_references(schema: dict[str, Any]) -> None:

@@ -17,10 +17,12 @@ from functools import cached_property, lru_cache
 from safety.rules.lookalikes import LOOKALIKES
 from safety.rules.port import Form
 
+# Of Unicode's Default_Ignorable_Code_Point what is no format character (Cf), many of them because not assigned yet.
 _INVISIBLE = frozenset(
-    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)]
-)
-_SELECTORS = range(0xE0100, 0xE01F0)
+    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10),
+     *range(0xFFF0, 0xFFF9)]
+)  # fmt: skip
+_TAGS = range(0xE0000, 0xE1000)
 _ACCENTS = (
     range(0x0300, 0x0370),
     range(0x1AB0, 0x1B00),
@@ -100,7 +102,7 @@ def _is_invisible(char: str) -> bool:
     code = ord(char)
     if code < 0xAD:
         return False
-    return code in _INVISIBLE or code in _SELECTORS or unicodedata.category(char) == "Cf"
+    return code in _INVISIBLE or code in _TAGS or unicodedata.category(char) == "Cf"
 
 
 def _is_accent(char: str) -> bool:

@@ -6,6 +6,7 @@ become `https://good.com.evil.net`. A link that is refused is covered with its p
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,6 +32,8 @@ _AUTHORITY = rf"(?:{_HOST}+|{_ADDRESS}(?::[0-9]{{1,5}})?)"
 # A browser takes for a user's name what in a text goes on behind a host that has ended: `https://good.com,x@evil.net`.
 _USER = rf"""{_HOST}*["'`(){{}}\[\]|,;][^\s<>/?#\\]{{0,{USER_CHARS_MAX}}}@"""
 _STARTS = r"(?:(?:https?|ftps?|wss?):[/\\]{1,4}|[/\\]{2}|www\.)"
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")
+_KEPT = frozenset("\u00df\u03c2")
 _WWW = re.compile(r"(?i)www\.")
 
 
@@ -112,11 +115,20 @@ def _host(authority: str) -> str:
     """The host of an authority as browsers compare it: without user, port and last dot, decoded, in ASCII."""
     name = unquote(authority.rpartition("@")[2])
     name = name[1:].partition("]")[0] if name.startswith("[") else re.sub(r":[0-9]*$", "", name)
-    name = name.strip(".").lower()
+    labels = _DOTS.split("".join(char.lower() for char in name))  # one by one: a sigma is never a final one
+    return ".".join(label if label.isascii() else _ascii_label(label) for label in labels).strip(".")
+
+
+def _ascii_label(label: str) -> str:
+    """A label as it is registered; as it stands where it is none. Python's codec makes ss of a sharp s and a sigma of a
+    final one, which browsers leave (UTS 46, 4: nontransitional): another domain.
+    """
     try:
-        return name.encode("idna").decode("ascii") if not name.isascii() else name
+        if _KEPT.isdisjoint(label):
+            return label.encode("idna").decode("ascii")
+        return "xn--" + unicodedata.normalize("NFKC", label).encode("punycode").decode("ascii")
     except UnicodeError:
-        return name
+        return label
 
 
 def _parents(host: str) -> list[str]:

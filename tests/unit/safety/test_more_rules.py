@@ -7,6 +7,7 @@ import pytest
 from safety.guard import check_prompt
 from safety.policy import CompiledPolicy, PolicyError
 from safety.rules.injection import OUTPUT_FAMILIES, PROMPT_FAMILIES
+from safety.rules.json_schema import compile_schema
 from safety.rules.pii import INTERNATIONAL, NATIONAL
 from safety.rules.secrets import BY_NAME
 from safety.window import OutputWindow
@@ -31,6 +32,12 @@ def both(policy: CompiledPolicy, text: str) -> str:
     return released
 
 
+# Default_Ignorable_Code_Point of Unicode: whoever shows a text shows nothing for these, though many are not assigned.
+IGNORED = [
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+]  # fmt: skip
 LINKS = policy_of("urls", allow_domains=["good.com", "*.Example.org"], replacement="[link]")
 
 
@@ -40,6 +47,7 @@ class TestLinks:
         [
             ("see https://good.com/a?b=c#d.", "see https://good.com/a?b=c#d."),
             ("see https://docs.good.com:8443", "see https://docs.good.com:8443"),
+            ("on https://go\u00df.com and https://goss.com", "on [link] and [link]"),
             ("at EXAMPLE.ORG: http://EXAMPLE.ORG.", "at EXAMPLE.ORG: http://EXAMPLE.ORG."),
             ("![x](https://evil.net/p?q=secret) end", "![x]([link]) end"),
             ("https://good.com.evil.net/x", "[link]"),
@@ -66,6 +74,15 @@ class TestLinks:
         assert both(policy, "https://xn--bcher-kva.example/ https://BÜCHER.example") == "[link] [link]"
         assert both(policy, "https://other.example/") == "https://other.example/"
 
+    def test_takes_a_sharp_s_for_a_letter_of_its_own_as_browsers_do(self) -> None:
+        policy = policy_of("urls", allow_domains=["fuss.de", "stra\u00dfe.de"], replacement="[link]")
+        assert (
+            both(policy, "https://fu\u00df.de/ https://fuss.de/ https://FU\u1e9e.de")
+            == "[link] https://fuss.de/ [link]"
+        )
+        assert both(policy, "https://stra\u00dfe.de https://strasse.de") == "https://stra\u00dfe.de [link]"
+        assert both(policy, "https://xn--strae-oqa.de/") == "https://xn--strae-oqa.de/"
+
     def test_lets_go_of_an_allowed_link_when_its_host_has_ended(self) -> None:
         window = OutputWindow(LINKS, monotonic=still)
         pieces = ["at https://go", "od.com", "/pa", "g"]
@@ -90,6 +107,15 @@ class TestLength:
         assert (window.feed("0:content", "abc").blocked, window.feed("0:content", "d").blocked) == (False, True)
 
 
+class TestInvisible:
+    @pytest.mark.parametrize(("low", "high"), IGNORED)
+    def test_rules_see_through_what_nobody_sees(self, low: int, high: int) -> None:
+        policy = policy_of("regex", pattern="bomb", replacement="#")
+        words = policy_of("ban_list", words=["bomb"], replacement="#")
+        for code in range(low, high + 1):
+            assert both(policy, f"a bo{chr(code)}mb") == both(words, f"a bo{chr(code)}mb") == "a #"
+
+
 class TestCharset:
     def test_covers_runs_of_other_scripts(self) -> None:
         policy = policy_of("charset", scripts=["Latin"], replacement="?")
@@ -98,6 +124,11 @@ class TestCharset:
     def test_covers_what_cannot_be_seen(self) -> None:
         policy = policy_of("charset", deny=["tags", "bidirectional", "control"], replacement="")
         assert both(policy, "a\U000e0049\U000e0067b\u202ec\x1bd\n") == "abcd\n"
+
+    def test_covers_whatever_is_shown_as_nothing_but_what_scripts_and_pictures_need(self) -> None:
+        policy = policy_of("charset", deny=["invisible", "tags", "bidirectional"], replacement="?")
+        left = [code for low, high in IGNORED for code in range(low, high + 1) if both(policy, f"a{chr(code)}") != "a?"]
+        assert left == [0x200C, 0x200D, *range(0xFE00, 0xFE10)]
 
     @pytest.mark.parametrize("config", [{}, {"scripts": ["Klingon"]}, {"deny": ["ugly"]}, {"scripts": [r"L}\p{N"]}])
     def test_refuses_unknown_names(self, config: dict[str, object]) -> None:
@@ -266,6 +297,12 @@ class TestJsonSchema:
         }
         with pytest.raises(PolicyError):
             CompiledPolicy.compile({"id": "p", "version": 1, "rules": [rule]})
+
+    @pytest.mark.parametrize(
+        "text", ['{"a": NaN}', '{"a": [Infinity]}', '{"a": -Infinity}', "{'a': 1}", '{"a": 1} x', ""]
+    )
+    def test_takes_for_json_only_what_is(self, text: str) -> None:
+        assert not compile_schema({"type": ["object", "number"]})(text)
 
     def test_is_of_outputs_alone(self) -> None:
         with pytest.raises(PolicyError):
