@@ -33,6 +33,7 @@ class OutputGuard:
         self._pool = pool
         self._buffers: dict[str, list[str]] = {}
         self._buffered_chars = 0
+        self._given_up: set[str] = set()
         self._results = {
             rule.name: judged(rule, Stage.OUTPUT, state=RuleState.RAN, hits=0, spent_us=0) for rule in self._rules
         }
@@ -101,6 +102,8 @@ class OutputGuard:
         if released.blocked:
             self._buffers.clear()
             return Released("", blocked=True)
+        if channel in self._given_up:
+            return released
         self._buffers.setdefault(channel, []).append(released.text)
         self._buffered_chars += len(released.text)
         if self._buffered_chars <= BUFFER_CHARS_MAX:
@@ -108,20 +111,23 @@ class OutputGuard:
         return self._give_up(channel)
 
     def _give_up(self, channel: str) -> Released:
-        for rule in self._rules:
+        """What follows on this channel is not judged either: it is no whole text."""
+        for rule in self._judges(channel):
             self._note(rule, RuleState.REFUSED, hits=0, spent_us=0)
             if not rule.fails_open:
                 self._blocked_by = rule.name
                 self._buffers.clear()
                 return Released("", blocked=True)
+        self._given_up.add(channel)
         text = "".join(self._buffers.pop(channel, []))
         self._buffered_chars -= len(text)
         return Released(text, blocked=False)
 
+    def _judges(self, channel: str) -> tuple[CompiledRule, ...]:
+        return tuple(rule for rule in self._rules if not rule.answers_only or channel.endswith(":content"))
+
     async def _judge(self, channel: str, text: str) -> Released:
-        for rule in self._rules:
-            if rule.answers_only and not channel.endswith(":content"):
-                continue
+        for rule in self._judges(channel):
             outcome = await run_call(rule, text, self._pool)
             hit = outcome.state is RuleState.RAN and not outcome.passed
             self._note(rule, outcome.state, hits=int(hit), spent_us=outcome.spent_us)

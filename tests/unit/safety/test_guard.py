@@ -8,9 +8,11 @@ import pytest
 
 from safety.defaults import demo_document
 from safety.engines.breaker import Breaker
+from safety.engines.pool import Validation, ValidatorPool
 from safety.guard import check_prompt, check_prompt_with
-from safety.policy import CompiledPolicy
+from safety.policy import CompiledPolicy, ValidatorCall
 from safety.stream import OutputGuard
+from safety.verdicts import RuleState
 from safety.window import OutputWindow, Released
 
 
@@ -36,6 +38,18 @@ def regex(pattern: str, action: str, **config: Any) -> dict[str, Any]:
 
 def guardrails(*, fail: str, action: str = "block") -> dict[str, Any]:
     return {"kind": "guardrails_ai", "action": action, "fail": fail, "config": {"validator": "secrets_present"}}
+
+
+class Asked(ValidatorPool):
+    """A pool whose validators pass whatever they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(processes=0)
+        self.texts: list[str] = []
+
+    async def validate(self, call: ValidatorCall, text: str) -> Validation:
+        self.texts.append(text)
+        return Validation(state=RuleState.RAN, passed=True, fixed=None, spent_us=1)
 
 
 DEMO = CompiledPolicy.compile(demo_document(policy_id="demo", version=1))
@@ -202,6 +216,32 @@ class TestOutputGuard:
         for _ in range(10):
             assert not (await guard.feed("0", "y" * 100_000)).blocked
         assert await guard.feed("0", "y") == Released("", blocked=True)
+
+    async def test_judges_no_rest_of_an_answer_that_it_gave_up_on(self) -> None:
+        """The rule fails open: what it could not judge whole leaves, and is not judged by its end instead."""
+        pool = Asked()
+        guard = OutputGuard(policy(guardrails(fail="open")), pool, monotonic=Ticks())
+        assert await guard.feed("0:content", "y" * 1_000_001) == Released("y" * 1_000_001, blocked=False)
+        assert await guard.feed("0:content", " and more") == Released(" and more", blocked=False)
+        assert await guard.finish("0:content") == Released("", blocked=False)
+        assert pool.texts == []
+        assert "state=refused" in guard.verdicts[0]
+
+    async def test_goes_on_judging_other_channels(self) -> None:
+        pool = Asked()
+        guard = OutputGuard(policy(guardrails(fail="open")), pool, monotonic=Ticks())
+        await guard.feed("0:content", "y" * 1_000_001)
+        assert await guard.feed("1:content", "short") == Released("", blocked=False)
+        assert (await guard.finish("1:content")).text == "short"
+        assert pool.texts == ["short"]
+
+    async def test_fails_no_rule_of_answers_for_reasoning_that_is_too_long(self) -> None:
+        schema = {"kind": "json_schema", "stage": ["output"], "action": "block", "config": {"schema": {}}}
+        guard = OutputGuard(policy(schema), Asked(), monotonic=Ticks())
+        assert not (await guard.feed("0:reasoning", "y" * 1_000_001)).blocked
+        assert await guard.feed("0:content", "{}") == Released("", blocked=False)
+        assert await guard.finish("0:content") == Released("{}", blocked=False)
+        assert "state=ran" in guard.verdicts[0]
 
 
 class TestBreaker:
