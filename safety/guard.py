@@ -20,6 +20,8 @@ from safety.search import Prompt, find_matches
 from safety.verdicts import Action, RuleState, Stage, Verdict
 
 SEAM = "\n"  # what engines put between the texts of a message; to a ban list it is any white space
+ON_LOOP_CHARS_MAX = 16_384
+TEXT_CHARS = 256  # what a text costs besides its own, however short it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,13 @@ async def check_prompt_with(
 ) -> PromptVerdict:
     """What the gateway awaits: the pure rules, then the policy's guardrails-ai rules on what the pure rules left.
 
-    Without such rules nothing is awaited. A rule without a pool did not run, and fails as the policy says.
+    Long or many texts are read in a thread, so that no stream waits for them. A rule without a pool did not run, and
+    fails as the policy says.
     """
-    results, redacted = _run_pure(policy, texts, monotonic=monotonic)
+    if sum(len(text) + TEXT_CHARS for text in set(texts)) > ON_LOOP_CHARS_MAX:
+        results, redacted = await asyncio.to_thread(_run_pure, policy, texts, monotonic=monotonic)
+    else:
+        results, redacted = _run_pure(policy, texts, monotonic=monotonic)
     if not any(_blocks(result) for result in results):
         for rule in policy.buffered(Stage.PROMPT):
             result, redacted = await _run_validator(rule, redacted, pool)
@@ -95,14 +101,17 @@ def _run_pure(
     """Verdicts of the pure rules, and the texts as they leave them. Redaction is by all rules at once."""
     results = []
     covers: list[list[tuple[int, Span]]] = [[] for _ in texts]
-    prompts = [Prompt(text) for text in texts]
+    prompts = {text: Prompt(text) for text in texts}  # the keys of tools' schemas are many and the same
     joined = Prompt(SEAM.join(texts)) if len(texts) > 1 else None
     for number in policy.pure(Stage.PROMPT):
         rule = policy.rules[number]
         began = monotonic()
         hits = 0
-        for index, prompt in enumerate(prompts):
-            spans, count = find_matches(rule, prompt)
+        found: dict[str, tuple[list[Span], int]] = {}
+        for index, text in enumerate(texts):
+            if text not in found:
+                found[text] = find_matches(rule, prompts[text])
+            spans, count = found[text]
             hits += count
             if rule.action is Action.REDACT:
                 covers[index].extend((number, span) for span in spans)

@@ -37,8 +37,7 @@ from gateway.drafts import Draft, content_of, count_tokens, hash_end_user, outpu
 from gateway.services import GatewayServices, ServedModel
 from gateway.stream.mailbox import Inbox
 from gateway.surface.schema import Asked, check_vocabulary
-from safety.guard import PromptVerdict, check_prompt, check_prompt_with
-from safety.policy import CompiledPolicy
+from safety.guard import check_prompt_with
 from safety.verdicts import Stage
 from stores.secrets import cache_salt
 from stores.system import mint_request_id
@@ -50,7 +49,6 @@ log = logging.getLogger("weir.gateway.admission")
 
 TURNS = 32  # requests between their prompt and their hold at the same time; the others wait for their turn
 STORE_SECONDS = 5.0
-GUARD_OFF_LOOP_CHARACTERS = 16_384
 VOID_SECONDS = 2.0
 ROOM_SECONDS = 0.5
 INFERENCE_SCOPE = "inference"
@@ -278,7 +276,9 @@ class Admission:
                 param="logprobs",
                 code="unsupported_value",
             )
-        verdict = await self._verdict(policy, draft.content.texts())
+        verdict = await check_prompt_with(
+            policy, draft.content.texts(), pool=self._services.validators, monotonic=clock.monotonic
+        )
         spent_us = int((clock.monotonic() - begun) * 1_000_000)
         if verdict.blocked:
             raise PromptBlocked("The prompt was refused by a guardrail policy.")
@@ -288,13 +288,6 @@ class Admission:
         content = draft.content.with_texts(verdict.redacted_texts)
         tokens = await count_tokens(draft.tokenizer, content, draft.asked)
         return replace(guarded, content=content, prompt_tokens=tokens)
-
-    async def _verdict(self, policy: CompiledPolicy, texts: tuple[str, ...]) -> PromptVerdict:
-        """Long texts are read in a thread, so that no stream waits for them, unless a rule needs the validators."""
-        monotonic = self._services.clock.monotonic
-        if sum(map(len, texts)) > GUARD_OFF_LOOP_CHARACTERS and not policy.buffered(Stage.PROMPT):
-            return await asyncio.to_thread(check_prompt, policy, texts, monotonic=monotonic)
-        return await check_prompt_with(policy, texts, pool=self._services.validators, monotonic=monotonic)
 
     async def _enqueue(self, draft: Draft, hold: HoldGranted, held: _Held) -> Admitted:
         """Step 5, QUEUE. Raises QueueFull, DeadlinePassed, Unavailable."""

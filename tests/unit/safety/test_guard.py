@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -131,6 +132,28 @@ class TestCheckPromptWith:
         verdict = await check_prompt_with(rules, ["ab"], pool=None, monotonic=Ticks())
         assert verdict.blocked_by == "r1"
         assert verdict.verdicts[1] == "stage=prompt rule=r0 action=block state=stopped hits=0 acted=no"
+
+    @pytest.mark.parametrize(
+        ("texts", "here"),
+        [
+            (["x" * 9_000, "y"], True),
+            (["x" * 17_000], False),
+            ([f"t{number}" for number in range(100)], False),
+            (["type"] * 100, True),
+        ],
+    )
+    @pytest.mark.parametrize("more", [[], [guardrails(fail="open")]])
+    async def test_leaves_the_loop_to_others_while_it_reads_long_or_many_texts(
+        self, texts: list[str], here: bool, more: list[dict[str, Any]]
+    ) -> None:
+        threads = []
+
+        def monotonic() -> float:
+            threads.append(get_ident())
+            return 0.0
+
+        await check_prompt_with(policy(regex("ab", "block"), *more), texts, pool=None, monotonic=monotonic)
+        assert {thread == get_ident() for thread in threads} == {here}
 
 
 class TestOutputWindow:
