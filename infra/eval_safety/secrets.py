@@ -69,6 +69,7 @@ _HARD = {
 }
 _COMMON = ("<X40>", "<X64>", "<X8>-<X4>-<X4>-<X4>-<X12>", "data:image/png;base64,<S60>", "sha256:<X64>", "<D16>")
 _DRAW = re.compile(r"<([A-Z])(\d+)>")
+KEY_LINES = (3, 26, 50)  # of an elliptic curve's key, of RSA's with 2,048 bits and with 4,096
 STEM_CHARS = 6  # of what follows an issuer's prefix in a value that was cut short
 
 
@@ -79,8 +80,9 @@ def secret(name: str, source: random.Random) -> str:
         return f"{_base64(head)}.{_base64(claims)}.{_drawn('<U43>', source)}"
     if name == "private_key":
         kind = source.choice(("RSA ", "EC ", "OPENSSH ", ""))
-        lines = "\n".join(_drawn("<S64>", source) for _ in range(source.randint(4, 9)))
-        return f"-----BEGIN {kind}PRIVATE KEY-----\n{lines}"
+        lines = [_drawn("<S64>", source) for _ in range(source.choice(KEY_LINES))]
+        line_end = source.choice(("\n", r"\n"))  # in a file, in a JSON document
+        return line_end.join([f"-----BEGIN {kind}PRIVATE KEY-----", *lines, f"-----END {kind}PRIVATE KEY-----"])
     return _drawn(source.choice(SHAPES[name]), source)
 
 

@@ -262,6 +262,31 @@ class TestSecretsWithoutAShape:
         assert both(policy_of("secrets", replacement="[secret]"), text) == text
 
 
+class TestLongSecrets:
+    """As long as they are issued: what is left of a private key behind a bound can give the key away."""
+
+    BODY = "".join("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC+/09"[number * 7 % 36] for number in range(3_200))
+
+    @pytest.mark.parametrize("line_end", ["\n", "\r\n", r"\n", r"\\n", "\n    "])
+    @pytest.mark.parametrize("kind", ["", "RSA ", "OPENSSH "])
+    def test_covers_a_private_key_to_its_end(self, line_end: str, kind: str) -> None:
+        lines = [self.BODY[at : at + 64] for at in range(0, len(self.BODY), 64)]
+        key = line_end.join([f"-----BEGIN {kind}PRIVATE KEY-----", *lines, f"-----END {kind}PRIVATE KEY-----"])
+        policy = policy_of("secrets", formats=["private_key"], replacement="[secret]")
+        assert both(policy, f'"key": "{key}" and so on') == '"key": "[secret]" and so on'
+
+    def test_covers_an_encrypted_one_with_its_header(self) -> None:
+        head = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0123ABCD\n\n"
+        key = f"-----BEGIN RSA PRIVATE KEY-----\n{head}{self.BODY}\n-----END RSA PRIVATE KEY-----"
+        policy = policy_of("secrets", formats=["private_key"], replacement="[secret]")
+        assert both(policy, f"{key}\nIt is mine.") == "[secret]\nIt is mine."
+
+    def test_covers_a_token_with_many_claims(self) -> None:
+        token = f"eyJ{self.BODY[:200]}.eyJ{self.BODY[:2_000]}.{self.BODY[:342]}".replace("+", "-").replace("/", "_")
+        policy = policy_of("secrets", formats=["json_web_token"], replacement="[secret]")
+        assert both(policy, f"Bearer {token}, please") == "Bearer [secret], please"
+
+
 class TestShadow:
     def test_counts_and_does_nothing(self) -> None:
         policy = policy_of("regex", action="block", shadow=True, pattern="bad")
