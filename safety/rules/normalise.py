@@ -68,7 +68,8 @@ class Reading:
             shapes = {char: shape(char, form) for char in set(text)}
             self._plain = text.translate({ord(char): read for char, read in shapes.items()})
             self._shapes = shapes if any(len(read) != 1 for read in shapes.values()) else None
-        self.formed = _REPEATED_SPACES.sub("", self._plain) if form in SPACED else self._plain
+        repeated = form in SPACED and "  " in self._plain
+        self.formed = _REPEATED_SPACES.sub("", self._plain) if repeated else self._plain
 
     @cached_property
     def offsets(self) -> Sequence[int]:
